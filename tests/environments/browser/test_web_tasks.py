@@ -191,6 +191,23 @@ def robots_server(answer: Answer) -> Starlette:
         ("User-agent: cua_rl\nDisallow: /\n\nUser-agent: *\nAllow: /\n", 200, {"/": False}),
         ("User-agent: other\nDisallow: /\n", 200, {"/": True}),
         ("", 200, {"/": True}),
+        # examples of RFC 9309 (2.2.2, 2.2.3, 5.1 and 5.2), and what it says about lines that mean nothing
+        (
+            "User-agent: *\nDisallow: *.gif$\nDisallow: /example/\nAllow: /publications/\nDisallow: /*?q=\n",
+            200,
+            {"/a.gif": False, "/a.gif2": True, "/example/a": False, "/publications/a": True, "/find?p=1&q=2": True}
+            | {"/find?q=2": False, "/example": True},
+        ),
+        (
+            "User-Agent: *\nAllow: /example/page/\nDisallow: /example/page/disallowed.gif\n",
+            200,
+            {"/example/page/a": True, "/example/page/disallowed.gif": False},
+        ),
+        ("User-agent: *\nDisallow: /\nAllow: /public\n", 200, {"/": False, "/public/a": True}),
+        ("User-agent: *\nDisallow: /a%3Cd.html\nDisallow: /%7Eb\n", 200, {"/a%3cd.html": False, "/~b": False}),
+        ("\ufeffUser-agent: other\nUser-agent: CUA_RL # us\n\n# all\nDisallow: /a\n\n", 200, {"/a": False, "/b": True}),
+        ("User-agent: cua_rl\nDisallow: /a\n\nUser-agent: cua_rl\nDisallow: /b\n", 200, {"/a": False, "/b": False}),
+        ("User-agent: rl\nDisallow: /\nUser-agent: *\nDisallow:\n", 200, {"/": True}),
         ("not here", 404, {"/": True, "/private/a": True}),
     ],
 )
@@ -249,7 +266,7 @@ def test_pages_of_one_site_are_loaded_one_after_another_and_others_meanwhile() -
 
 
 async def test_the_pause_that_robots_txt_asks_for_is_kept_if_it_is_longer() -> None:
-    text = "User-agent: *\nCrawl-delay: 30\n"
+    text = "User-agent: *\nCrawl-delay: 30.5\n"
     async with serve_app(robots_server(lambda _: PlainTextResponse(text)), "127.0.0.1", 0) as address:
         hosts = Politeness()
         assert await hosts.allows(f"{address}/")

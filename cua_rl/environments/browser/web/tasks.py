@@ -14,13 +14,7 @@ from cua_rl.environments.browser.page_site import PageSite
 from cua_rl.environments.browser.page_tasks import read_task_file
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.browser.web.politeness import Politeness, site_of
-from cua_rl.environments.browser.web.recording import (
-    Replay,
-    begin_recording,
-    begins_at,
-    read_recording,
-    recording_name,
-)
+from cua_rl.environments.browser.web.recording import Replay, begin_recording, begins_at, read_recording, recording_name
 from cua_rl.environments.browser.web.visit import NOWHERE, Visit, WebPlace, begin_visit
 from cua_rl.environments.contract import Loading, Source, SplitSource
 from cua_rl.environments.device import Device, DeviceAbilities
