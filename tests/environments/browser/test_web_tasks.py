@@ -73,6 +73,21 @@ def test_a_list_of_ones_own_has_addresses_and_instructions(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("url", "opened"),
+    [
+        ("https://a.example", "https://a.example/"),
+        ("https://a.example?q=tea", "https://a.example/?q=tea"),
+        ("https://a.example#top", "https://a.example/#top"),
+        ("https://a.example/x?", "https://a.example/x?"),
+    ],
+)
+def test_an_address_without_a_path_gets_one_as_in_a_browser(url: str, opened: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps([{"url": url, "instruction": "Look."}]))
+
+    assert [task.place.url for task in web_tasks(load(tmp_path / "mine.json"))] == [opened]
+
+
+@pytest.mark.parametrize(
     ("task", "complaint"),
     [
         ({"confirmed_task": "Look.", "website": "united"}, "expected website as an address with http://"),

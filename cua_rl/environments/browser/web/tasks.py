@@ -129,7 +129,7 @@ class WebSource(SplitSource):
                 f"{url!r} and {instruction!r}; correct them"
             )
         place = WebPlace(
-            url=url if parts.path else f"{url}/",
+            url=url if parts.path else parts._replace(path="/").geturl(),
             hosts=(site_of(url), *self.allowed_hosts),
             max_per_host=self.max_per_host,
             page_interval_s=self.page_interval_ms / 1000,
