@@ -13,6 +13,8 @@ from cua_rl.types.errors import DeviceServiceError, boundary
 
 AGENT = "cua_rl"
 """The name by which robots.txt may address us."""
+MAX_WAIT_S = 30.0
+"""How long a page waits for a document, its turn included."""
 _ROBOTS_TIMEOUT_S = 20.0
 _Rules = Sequence[tuple[str, str]]
 """What a robots.txt says to us: allow or disallow with a path, or crawl-delay with seconds."""
@@ -43,17 +45,21 @@ class Politeness:
         self._rules: dict[str, _Rules] = {}
         self._fetching: dict[str, asyncio.Lock] = {}
 
-    def places(self, site: str, max_pages: int) -> asyncio.Semaphore:
-        """The places of a site, one for each page at a time."""
-        return self._places.setdefault(site, asyncio.Semaphore(max_pages))
+    def places(self, url: str, max_pages: int) -> asyncio.Semaphore:
+        """The places of a site, one for each page at a time; fewer if pages would wait too long for their turn."""
+        fitting = max(1, int(MAX_WAIT_S / max(self.delay_s(url), 1e-3)))
+        return self._places.setdefault(site_of(url), asyncio.Semaphore(min(max_pages, fitting)))
+
+    def delay_s(self, url: str) -> float:
+        """What robots.txt asks for between two pages, as far as it has been read."""
+        said = [value for word, value in self._rules.get(_origin(url), ()) if word == "crawl-delay"]
+        return max((float(value) for value in said if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value)), default=0.0)
 
     async def pace(self, url: str, interval_s: float) -> None:
         """Wait until the site may be asked for another page, at least this time after the last one."""
         site, now = site_of(url), asyncio.get_running_loop().time()
         at = max(now, self._next_load_at.get(site, 0.0))
-        said = [value for word, value in self._rules.get(_origin(url), ()) if word == "crawl-delay"]
-        delays_s = [float(value) for value in said if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value)]
-        self._next_load_at[site] = at + max([interval_s, *delays_s])
+        self._next_load_at[site] = at + max(interval_s, self.delay_s(url))
         await asyncio.sleep(at - now)
 
     async def allows(self, url: str) -> bool:
