@@ -26,6 +26,27 @@ _NAMES = {
 }
 
 
+_OF_OPENAI = {"Control": "CTRL", "Escape": "ESC", "Meta": "WIN"}
+_OF_X11 = {
+    **{"Alt": "alt", "Control": "ctrl", "Meta": "super", "Shift": "shift", "Enter": "Return", "Space": "space"},
+    **{"Backspace": "BackSpace", "PageDown": "Page_Down", "PageUp": "Page_Up", " ": "space", "+": "plus", "-": "minus"},
+    **{"=": "equal", ".": "period", ",": "comma", "/": "slash", "\\": "backslash", ";": "semicolon"},
+    **{"'": "apostrophe", "`": "grave"},
+}
+
+
+def openai_key(key: str) -> str:
+    """What OpenAI's computer tools call a key; unknown names are kept."""
+    name = _NAMES.get(key.strip().lower())
+    return key if name is None else _OF_OPENAI.get(name, name.upper())
+
+
+def x11_key(key: str) -> str:
+    """What X11, xdotool and so Anthropic's computer tool call a key; unknown names are kept."""
+    name = _NAMES.get(key.strip().lower(), key)
+    return _OF_X11.get(name, name.removeprefix("Arrow"))
+
+
 def key_chord(keys: tuple[str, ...]) -> str:
     """Keys pressed together, such as "Control+s"; raises `ActionRejected` for an unknown key."""
     names: list[str] = []

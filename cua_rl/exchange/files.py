@@ -39,7 +39,8 @@ def find_files(path: Path) -> list[Path]:
 
 def _is_tfrecord(file: Path) -> bool:
     """Publishers name them android_control-00000-of-00020."""
-    return file.is_file() and (".tfrecord" in file.name or "-of-" in file.name) and file.suffix != ".parquet"
+    is_other = file.suffix in (".json", ".jsonl", ".parquet")
+    return file.is_file() and not is_other and (".tfrecord" in file.name or "-of-" in file.name)
 
 
 def read_values(file: Path, root: Path) -> Iterator[tuple[str, object]]:

@@ -144,12 +144,7 @@ class Recorder:
             self.screen = None
 
     def act(
-        self,
-        action: ForeignAction,
-        *,
-        thought: str | None = None,
-        call_id: object = None,
-        box: tuple[float, ...] = (),
+        self, action: ForeignAction, *, thought: str | None = None, call_id: object = None, box: tuple[float, ...] = ()
     ) -> None:
         """An action; raises `ConfigError` for one that is a step and was not preceded by a screenshot."""
         name = str(action.given.get("action") or action.name)

@@ -169,10 +169,7 @@ def _group_events(
     of_all = (*advantages, *(replay.advantage for replay in replays))
     of_turns = (*(member.turn_advantages for member in scored), *(replay.turn_advantages for replay in replays))
     ended = GroupEnded(
-        source=_source_of(source),
-        group=group,
-        advantages=of_all if has_advantages else None,
-        turn_advantages=of_turns,
+        source=_source_of(source), group=group, advantages=of_all if has_advantages else None, turn_advantages=of_turns
     )
     starts = [_rollout_started(source, member, task) for member in members if member.rollout.device_id is not None]
     end = max(member.rollout.started_at + member.rollout.duration_s for member in members)

@@ -113,10 +113,13 @@ class Grader:
         else:
             sample: dict[str, object] = {"output_text": answer, "output_tools": [], "choices": []}
             with suppress(ValueError, RecursionError):
-                sample["output_json"] = json.loads(answer)
+                # no NaN, and no lone surrogate, with which no model could be asked
+                json.dumps(value := json.loads(answer), ensure_ascii=False, allow_nan=False).encode()
+                sample["output_json"] = value
             grade = await self._grade(self.file.grader, {"sample": sample, "item": dict(case.item)}, asked)
-        if not math.isfinite(grade) or abs(grade) > MAX_REWARD:
-            raise JudgeError(f"expected a grade of at most {MAX_REWARD:,.0f} from {self.file.name!r}, got {grade!r}")
+        if not math.isfinite(grade):
+            raise JudgeError(f"expected a finite grade from {self.file.name!r}, got {grade!r}")
+        grade = max(-MAX_REWARD, min(grade, MAX_REWARD))  # no fault, which would spare a policy its worst grades
         vote = JudgeVote(
             success=grade >= self.file.pass_threshold,
             reason="; ".join(asked.reasons),
@@ -174,7 +177,7 @@ class Grader:
             asked.num_prompt_tokens += int(usage.get("prompt_tokens") or 0)
             asked.num_answer_tokens += int(usage.get("completion_tokens") or 0)
             result = float(json.loads(reply["choices"][0]["message"]["content"])["result"])
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise JudgeError(
                 f"expected JSON with a number as result from the grader's model, got {reply!r:.300}"
             ) from error

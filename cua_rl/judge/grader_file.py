@@ -121,7 +121,7 @@ class GraderFile:
 
 
 def _templates(value: Mapping[str, object]) -> Iterator[str]:
-    yield from (json.dumps(value.get(key)) for key in ("input", "reference"))  # not of Python source
+    yield from (json.dumps(value.get(key), ensure_ascii=False) for key in ("input", "reference"))  # not of source code
     for part in mapping(value.get("graders")).values():
         yield from _templates(mapping(part))
 

@@ -4,6 +4,7 @@ The folder is a package that works as it is: a device, a task with its check, an
 (docs/first_environment.md). Nothing of this package changes.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -34,7 +35,7 @@ class NewEnvironmentConfig:
 async def cli_main(config: NewEnvironmentConfig) -> None:
     """Check the name and write the files; raises `ConfigError`."""
     name = config.name
-    is_module_name = name.isascii() and name.isidentifier() and name.islower() and not iskeyword(name)
+    is_module_name = re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", name) and not iskeyword(name)  # a package's name, too
     if not is_module_name or name in ENVIRONMENTS or name in SOURCES or _can_be_imported(name):
         raise ConfigError(
             "name: expected that of a new Python module in lower case, such as my_app, which no environment, no task "

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, function_tool, parse_action
+from cua_rl.environments.key_names import openai_key, x11_key
 from cua_rl.renderers.openai_fields import FieldPath, list_at, mapping_at
 from cua_rl.types.actions import (
     Action,
@@ -131,8 +132,7 @@ class ComputerTool:
         return {"type": "computer_call", **kept, **done, "pending_safety_checks": []}
 
     def _offered(self) -> Json:
-        names = ["screenshot", *(_MORE_OF_ANTHROPIC if self.kind == "anthropic" else ())]
-        names += ["zoom"] if self.zooms else []
+        names = ["screenshot", *(_MORE_OF_ANTHROPIC if self.kind == "anthropic" else ()), *["zoom"] * self.zooms]
         properties: JsonDict = {**_PROPERTIES, "action": {**_ACTION, "enum": [*sequence(_ACTION["enum"]), *names]}}
         if self.zooms:
             properties["coordinate2"] = {**mapping(_PROPERTIES["coordinate"]), "description": "where zoom's area ends"}
@@ -234,7 +234,7 @@ def _write_action(action: Action) -> JsonDict:
         case TypeText(text=text):
             return {"type": "type", "text": text}
         case PressKey(keys=keys):
-            return {"type": "keypress", "keys": list(keys)}
+            return {"type": "keypress", "keys": [*map(openai_key, keys)]}
         case Wait():
             return {"type": "wait"}
         case _:
@@ -257,13 +257,13 @@ def _write_for_anthropic(action: JsonDict) -> JsonDict:
                 "coordinate": [end["x"], end["y"]],
             }
         case {"type": "scroll", "x": x, "y": y, "scroll_y": down_px}:
-            direction, clicks = "down" if down_px >= 0 else "up", max(1, round(abs(down_px) / _PX_PER_CLICK))
-            where = {"action": "scroll", "coordinate": [x, y]}
-            return {**where, "scroll_direction": direction, "scroll_amount": clicks}
+            clicks = max(round(abs(down_px) / _PX_PER_CLICK), min(abs(down_px), 1))
+            where = {"action": "scroll", "coordinate": [x, y], "scroll_direction": "down" if down_px >= 0 else "up"}
+            return {**where, "scroll_amount": clicks}
         case {"type": "keypress", "keys": keys}:
-            return {"action": "key", "text": "+".join(keys)}
+            return {"action": "key", "text": "+".join(map(x11_key, keys))}
         case {"type": "hold_key", "keys": keys, "duration": duration}:
-            return {"action": "hold_key", "text": "+".join(keys), "duration": duration}
+            return {"action": "hold_key", "text": "+".join(map(x11_key, keys)), "duration": duration}
         case {"type": name, "x": x, "y": y}:
             return {"action": name, "coordinate": [x, y]}
         case {"type": name, **more}:

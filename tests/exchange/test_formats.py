@@ -63,6 +63,13 @@ async def test_an_episode_of_android_control_becomes_a_rollout_of_our_agent(tmp_
     assert second.turns[-1].agent.after is None
 
 
+async def test_a_part_of_a_data_set_in_json_is_no_tfrecord(tmp_path: Path) -> None:
+    whole = write_android_control(tmp_path)
+    part = whole.rename(tmp_path / f"train-00000-of-00001{whole.suffix}")
+
+    assert len(await rollouts_of(part)) == len(await rollouts_of(tmp_path)) == 2
+
+
 async def test_every_turn_extends_the_one_before_and_trains_on_its_answer_alone(tmp_path: Path) -> None:
     for rollout in await rollouts_of(write_android_control(tmp_path)):
         (datum,) = build_datums(rollout, 0.0, RENDERER.image_token_id).datums

@@ -108,6 +108,12 @@ def test_a_run_whose_tasks_lack_what_the_grader_names_does_not_start(tmp_path: P
         tasks(item="Rome")
 
 
+def test_a_field_may_have_a_name_that_is_not_ascii(tmp_path: Path) -> None:
+    reward = write(tmp_path, CLOSE | {"reference": "{{item.größe}}"})
+
+    assert plan_grader(JudgeConfig(), reward, tasks(item={"größe": "2 m"})).grader_text
+
+
 def test_a_grader_that_asks_a_model_needs_the_judges_endpoint(tmp_path: Path) -> None:
     model = {"type": "score_model", "name": "m", "model": "o4-mini", "input": [{"role": "user", "content": "Is it?"}]}
     reward = write(tmp_path, model)

@@ -269,7 +269,7 @@ async def test_python_that_ends_its_process_is_a_fault_and_no_reward() -> None:
         ("'[' * 100_000", "expected JSON from a grade in Python"),
         ("'[1]'", r"expected a grade or an error .* got \[1\]"),
         ('\'{"grade": "1"}\'', "expected a grade or an error"),
-        ("'{\"grade\": Infinity}'", "expected a grade of at most"),
+        ("'{\"grade\": Infinity}'", "expected a finite grade"),
     ],
 )
 async def test_a_report_that_is_no_grade_is_a_fault_and_no_reward(report: str, message: str) -> None:
@@ -298,8 +298,17 @@ async def test_fields_that_are_too_long_for_python_are_refused() -> None:
         await graded(PYTHON, "a", text="a" * 2**17)
 
 
+async def test_grades_beyond_what_a_reward_may_be_are_cut_off_and_no_fault() -> None:
+    source = "def grade(sample, item):\n    return -abs(float(sample['output_text']) - 12)"
+    judgement = await graded(PYTHON | {"source": source}, "1e300")
+
+    assert (judgement.score, judgement.success) == (-1e6, False)
+
+
 @asynccontextmanager
-async def model_grader(reply: object, asked: list[Any], **settings: Any) -> AsyncGenerator[Grader]:
+async def model_grader(
+    reply: object, asked: list[Any], model: Mapping[str, object] = MODEL, **settings: Any
+) -> AsyncGenerator[Grader]:
     """A grader whose model answers with this."""
 
     async def complete(request: Request) -> Response:
@@ -310,7 +319,7 @@ async def model_grader(reply: object, asked: list[Any], **settings: Any) -> Asyn
 
     routes = [Route("/v1/chat/completions", complete, methods=["POST"])]
     async with serve_app(Starlette(routes=routes), "127.0.0.1", 0, grace_s=0) as url:
-        config = JudgeConfig(base_url=f"{url}/v1", model="served", grader_text=json.dumps(MODEL), **settings)
+        config = JudgeConfig(base_url=f"{url}/v1", model="served", grader_text=json.dumps(model), **settings)
         async with Judge(config, "key") as judge:
             yield Grader(config, judge)
 
@@ -328,7 +337,19 @@ async def test_a_model_is_asked_at_the_judges_endpoint_and_its_cost_is_counted()
     assert asked[0]["response_format"]["json_schema"]["schema"]["properties"]["result"] == {"type": "number"}
 
 
-@pytest.mark.parametrize("reply", ["seven", {"steps": []}, {"steps": [], "result": 11}, {"steps": [], "result": None}])
+@pytest.mark.parametrize("said", ['{"city": "\\ud800"}', '{"city": NaN}', '{"city": 1e999}'])
+async def test_an_answer_that_only_looks_like_json_is_graded_as_text_that_is_none(said: str) -> None:
+    asked: list[Any] = []
+    template = {"role": "user", "content": "Is {{sample.output_json.city}} {{item.answer}}?"}
+    async with model_grader({"steps": [], "result": 0}, asked, MODEL | {"input": [template]}) as grader:
+        assert (await grader.judge(case(said, answer="Roma"), decides=True)).score == 0
+
+    assert asked[0]["messages"][0]["content"] == "Is  Roma?"
+
+
+@pytest.mark.parametrize(
+    "reply", ["seven", {"steps": []}, {"steps": [], "result": 11}, {"result": None}, {"result": 10**400}, "[" * 100_000]
+)
 async def test_an_answer_that_is_no_number_in_the_range_is_a_fault_and_no_reward(reply: object) -> None:
     async with model_grader(reply, []) as grader:
         with pytest.raises(JudgeError, match=r"expected .* from the grader's model"):

@@ -27,7 +27,8 @@ def test_the_skeleton_is_formatted_and_typed_as_this_project_is(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["simulator", "demo_training", "My_Icons", "2icons", "class", "json", "numpy", "a-b", "cua_rl", "_"]
+    "name",
+    ["simulator", "demo_training", "My_Icons", "2icons", "class", "json", "numpy", "a-b", "cua_rl", "_", "_my", "my_"],
 )
 def test_a_name_that_is_taken_or_is_no_module_is_refused(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -14,8 +14,10 @@ from openai import AsyncOpenAI, BadRequestError
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.datums import fork_reason
+from cua_rl.sampling import computer_tool
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.types.conversation import ParsedAnswer, ToolCall
 from cua_rl.types.rollout import SamplingParams
 from tests.renderers.generated import encode_image, make_image
 from tests.sampling.fake_vllm import FakeVllm
@@ -137,7 +139,7 @@ async def test_every_action_of_the_policy_reaches_the_agents_sdks_computer(
         ("drag", (32, 64), (64, 192)),
         ("scroll", 64, 192, 0, 40),
         ("double_click", 319, 639),
-        ("keypress", "ctrl", "s"),
+        ("keypress", "CTRL", "s"),
         ("type", "Zürich"),
         ("wait",),
     ]
@@ -242,6 +244,33 @@ async def test_a_click_before_the_first_screenshot_asks_for_one(agent: AsyncOpen
     (made,) = response.output
     assert made.type == "computer_call"
     assert [action.type for action in made.actions or []] == ["screenshot"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "of_openai", "of_x11"),
+    [
+        (["Control", "Down"], ["CTRL", "ARROWDOWN"], "ctrl+Down"),
+        (["escape"], ["ESC"], "Escape"),
+        (["cmd", "+"], ["WIN", "+"], "super+plus"),
+        (["shift", "page_up"], ["SHIFT", "PAGEUP"], "shift+Page_Up"),
+        (["backspace"], ["BACKSPACE"], "BackSpace"),
+        (["F5"], ["F5"], "F5"),
+        (["XF86AudioPlay"], ["XF86AudioPlay"], "XF86AudioPlay"),
+    ],
+)
+def test_keys_have_the_names_that_a_vendors_programs_look_up(
+    keys: list[str], of_openai: list[str], of_x11: str
+) -> None:
+    parsed = ParsedAnswer(
+        reasoning=None,
+        text="",
+        tool_calls=(ToolCall(call_id="", name="computer_use", arguments=json.dumps({"action": "key", "keys": keys})),),
+    )
+    tools = [computer_tool.ComputerTool(kind=kind, size=(100, 100)) for kind in ("current", "anthropic")]
+    current, anthropic = (json.loads(tool.answer(parsed, [], []).tool_calls[0].arguments) for tool in tools)
+
+    assert current == {"actions": [{"type": "keypress", "keys": of_openai}]}
+    assert anthropic == {"action": "key", "text": of_x11}
 
 
 async def test_calls_stream_as_events_the_openai_package_understands(agent: AsyncOpenAI, fake: FakeVllm) -> None:

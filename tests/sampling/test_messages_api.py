@@ -187,6 +187,10 @@ async def test_an_answer_may_end_at_a_stop_sequence_or_at_the_limit(
             {"action": "scroll", "pixels": 10},
             {"action": "scroll", "coordinate": [500, 250], "scroll_direction": "up", "scroll_amount": 1},
         ),
+        (
+            {"action": "scroll", "pixels": 0, "coordinate": [500, 500]},
+            {"action": "scroll", "coordinate": [500, 250], "scroll_direction": "down", "scroll_amount": 0},
+        ),
         ({"action": "key", "keys": ["ctrl", "s"]}, {"action": "key", "text": "ctrl+s"}),
         ({"action": "hold_key", "keys": ["shift"], "time": 2}, {"action": "hold_key", "text": "shift", "duration": 2}),
         ({"action": "type", "text": "hi"}, {"action": "type", "text": "hi"}),

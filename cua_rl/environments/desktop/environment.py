@@ -34,8 +34,5 @@ def _make_backend(order: DeviceOrder) -> DeviceBackend:
 
 
 DESKTOP = Environment(
-    name="desktop",
-    sources=(DesktopSource,),
-    make_backend=_make_backend,
-    smallest_screen=lambda order: DESKTOP_SCREEN,
+    name="desktop", sources=(DesktopSource,), make_backend=_make_backend, smallest_screen=lambda order: DESKTOP_SCREEN
 )

@@ -93,8 +93,8 @@ async def play(config: TrialConfig) -> TrialResult:
 
 
 def fault_of(result: TrialResult) -> str | None:
-    """Why the trial says nothing about the policy, if so."""
-    if error := result.exception_info:
+    """Why the trial says nothing about the policy, if so; of a task in steps, each may have failed by itself."""
+    for error in result.recorded_exceptions():
         is_known = error.exception_type in ERROR_POLICIES or error.exception_type in CAUSED_BY_OUTPUT
         if not (is_known and error.policy.has_valid_reward):
             return f"{error.exception_type}: {error.exception_message}"

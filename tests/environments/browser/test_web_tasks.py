@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from starlette.applications import Starlette
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.browser.web.blocking import why_blocked
 from cua_rl.environments.browser.web.politeness import Politeness, site_of
@@ -25,10 +27,11 @@ from cua_rl.environments.browser.web.recording import (
     recording_name,
 )
 from cua_rl.environments.browser.web.tasks import WEB_BROWSER, WebTask
+from cua_rl.environments.browser.web.visit import Visit, WebPlace
 from cua_rl.environments.table import parse_sources
 from cua_rl.host.http_server import serve_app
 from cua_rl.task_loader import TaskSet, load_tasks
-from cua_rl.types.errors import ConfigError, DeviceServiceError
+from cua_rl.types.errors import BlockedError, ConfigError, DeviceServiceError
 from tests.jumping_time import run_jumping
 
 LISTS = Path(__file__).parent / "web_lists"
@@ -73,6 +76,21 @@ def test_a_list_of_ones_own_has_addresses_and_instructions(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("url", "opened"),
+    [
+        ("https://a.example", "https://a.example/"),
+        ("https://a.example?q=tea", "https://a.example/?q=tea"),
+        ("https://a.example#top", "https://a.example/#top"),
+        ("https://a.example/x?", "https://a.example/x?"),
+    ],
+)
+def test_an_address_without_a_path_gets_one_as_in_a_browser(url: str, opened: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps([{"url": url, "instruction": "Look."}]))
+
+    assert [task.place.url for task in web_tasks(load(tmp_path / "mine.json"))] == [opened]
+
+
+@pytest.mark.parametrize(
     ("task", "complaint"),
     [
         ({"confirmed_task": "Look.", "website": "united"}, "expected website as an address with http://"),
@@ -95,6 +113,8 @@ def test_a_source_that_cannot_work_is_refused(tmp_path: Path) -> None:
         parse_sources({"source_type": "web"})
     with pytest.raises(ConfigError, match=r"expected a judge .*docs/judge\.md"):
         load_tasks({"source_type": "web", "file_path": str(file)}, seed=0, split="train", device=WEB_BROWSER)
+    with pytest.raises(ConfigError, match=r"expected max_per_host pages to wait 30 s .* got 32 s"):
+        load(file, page_interval_ms=8000)
     with pytest.raises(ConfigError, match="expected record or replay, got both"):
         load(file, record=str(tmp_path), replay=str(tmp_path))
     with pytest.raises(ConfigError, match=r"expected a recording with recording\.json in"):
@@ -191,6 +211,23 @@ def robots_server(answer: Answer) -> Starlette:
         ("User-agent: cua_rl\nDisallow: /\n\nUser-agent: *\nAllow: /\n", 200, {"/": False}),
         ("User-agent: other\nDisallow: /\n", 200, {"/": True}),
         ("", 200, {"/": True}),
+        # examples of RFC 9309 (2.2.2, 2.2.3, 5.1 and 5.2), and what it says about lines that mean nothing
+        (
+            "User-agent: *\nDisallow: *.gif$\nDisallow: /example/\nAllow: /publications/\nDisallow: /*?q=\n",
+            200,
+            {"/a.gif": False, "/a.gif2": True, "/example/a": False, "/publications/a": True, "/find?p=1&q=2": True}
+            | {"/find?q=2": False, "/example": True},
+        ),
+        (
+            "User-Agent: *\nAllow: /example/page/\nDisallow: /example/page/disallowed.gif\n",
+            200,
+            {"/example/page/a": True, "/example/page/disallowed.gif": False},
+        ),
+        ("User-agent: *\nDisallow: /\nAllow: /public\n", 200, {"/": False, "/public/a": True}),
+        ("User-agent: *\nDisallow: /a%3Cd.html\nDisallow: /%7Eb\n", 200, {"/a%3cd.html": False, "/~b": False}),
+        ("\ufeffUser-agent: other\nUser-agent: CUA_RL # us\n\n# all\nDisallow: /a\n\n", 200, {"/a": False, "/b": True}),
+        ("User-agent: cua_rl\nDisallow: /a\n\nUser-agent: cua_rl\nDisallow: /b\n", 200, {"/a": False, "/b": False}),
+        ("User-agent: rl\nDisallow: /\nUser-agent: *\nDisallow:\n", 200, {"/": True}),
         ("not here", 404, {"/": True, "/private/a": True}),
     ],
 )
@@ -248,8 +285,28 @@ def test_pages_of_one_site_are_loaded_one_after_another_and_others_meanwhile() -
     ]
 
 
+@pytest.mark.parametrize(
+    ("delay", "num_places", "is_refused"), [("0.1", 4, False), ("10", 3, False), ("20", 1, False), ("31", 1, True)]
+)
+async def test_no_page_waits_longer_for_its_turn_than_for_a_document(
+    delay: str, num_places: int, is_refused: bool
+) -> None:
+    text = f"User-agent: *\nDisallow: /no\nCrawl-delay: {delay}\n"
+    async with serve_app(robots_server(lambda _: PlainTextResponse(text)), "127.0.0.1", 0) as address:
+        hosts = Politeness()
+        place = WebPlace(url=f"{address}/no", hosts=("127.0.0.1",))
+        visits = [Visit(place, hosts, name=f"r{number}", replay=None) for number in range(5)]
+        entering = [asyncio.create_task(visit.enter()) for visit in visits]
+        await asyncio.gather(*entering[:num_places])
+        assert [task.done() for task in entering].count(True) == num_places
+        with pytest.raises(BlockedError, match="Crawl-delay of 31 s" if is_refused else "forbids"):
+            await visits[0].begin(cast("BrowserPage", None))
+        for task in entering:
+            task.cancel()
+
+
 async def test_the_pause_that_robots_txt_asks_for_is_kept_if_it_is_longer() -> None:
-    text = "User-agent: *\nCrawl-delay: 30\n"
+    text = "User-agent: *\nCrawl-delay: 30.5\n"
     async with serve_app(robots_server(lambda _: PlainTextResponse(text)), "127.0.0.1", 0) as address:
         hosts = Politeness()
         assert await hosts.allows(f"{address}/")

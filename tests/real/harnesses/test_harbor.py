@@ -240,6 +240,31 @@ async def test_an_odd_verifier_is_a_fault_unless_it_pays(
 
 
 @pytest.mark.parametrize(
+    ("script", "reward", "reason"),
+    [(f"echo 0.5 >{REWARD}.txt", 0.75, ""), ("true", None, "RewardFileNotFoundError"), ("exit 1", None, "NotFound")],
+)
+async def test_a_step_without_a_verdict_is_a_fault_of_the_task_although_harbor_leaves_it_out_of_the_mean(
+    script: str, reward: float | None, reason: str, bench: Bench
+) -> None:
+    with TemporaryDirectory(dir=EXAMPLE.parents[2] / "build", prefix="harbor-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(DOUBLES / "harbor_tasks" / "no_reward" / "environment", folder / "task" / "environment")
+        steps = {"first": f"echo 1 >{REWARD}.txt", "second": script}
+        settings = "".join(f'[[steps]]\nname = "{step}"\n' for step in steps)
+        (folder / "task" / "task.toml").write_text(f'schema_version = "1.4"\n[task]\nname = "cua-rl/steps"\n{settings}')
+        for step, said in steps.items():
+            tests = folder / "task" / "steps" / step / "tests"
+            tests.mkdir(parents=True)
+            (tests / "test.sh").write_text(f"#!/bin/bash\n{said}\n")
+            (tests.parent / "instruction.md").write_text("Write.")
+        rollout = await play(bench, {"task": {"path": str(folder / "task")}, "agent": ANSWER}, "my", "sky")
+
+    assert (rollout.reward and rollout.reward.total) == reward, rollout.error
+    assert reason in str(rollout.error) + bench.log()
+
+
+@pytest.mark.parametrize(
     ("payload", "sentence"),
     [
         ({"task": {"path": str(EXAMPLE)}}, "expected task.toml in task.path"),

@@ -13,14 +13,8 @@ from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.browser.page_site import PageSite
 from cua_rl.environments.browser.page_tasks import read_task_file
 from cua_rl.environments.browser.settings import PageSettings
-from cua_rl.environments.browser.web.politeness import Politeness, site_of
-from cua_rl.environments.browser.web.recording import (
-    Replay,
-    begin_recording,
-    begins_at,
-    read_recording,
-    recording_name,
-)
+from cua_rl.environments.browser.web.politeness import MAX_WAIT_S, Politeness, site_of
+from cua_rl.environments.browser.web.recording import Replay, begin_recording, begins_at, read_recording, recording_name
 from cua_rl.environments.browser.web.visit import NOWHERE, Visit, WebPlace, begin_visit
 from cua_rl.environments.contract import Loading, Source, SplitSource
 from cua_rl.environments.device import Device, DeviceAbilities
@@ -101,6 +95,11 @@ class WebSource(SplitSource):
         """All tasks that can run, of both sides of the split; raises `ConfigError`."""
         if self.record is not None and self.replay is not None:
             raise ConfigError(f"expected record or replay, got both: {self.record!r}, {self.replay!r}; leave one out")
+        if (wait_s := self.max_per_host * self.page_interval_ms / 1000) > MAX_WAIT_S:
+            raise ConfigError(
+                f"expected max_per_host pages to wait {MAX_WAIT_S:g} s or less for each other, page_interval_ms times "
+                f"max_per_host, got {wait_s:g} s; lower one of them"
+            )
         path = Path(self.file_path).expanduser().absolute()
         entries = enumerate(read_task_file(path), start=1)
         tasks = [self._parse(value, f"task {number} of {path}", f"{path.stem}/{number}") for number, value in entries]
@@ -135,7 +134,7 @@ class WebSource(SplitSource):
                 f"{url!r} and {instruction!r}; correct them"
             )
         place = WebPlace(
-            url=url if parts.path else f"{url}/",
+            url=url if parts.path else parts._replace(path="/").geturl(),
             hosts=(site_of(url), *self.allowed_hosts),
             max_per_host=self.max_per_host,
             page_interval_s=self.page_interval_ms / 1000,
@@ -167,7 +166,7 @@ class WebPages(BrowserPages):
                 allowed_urls=tuple(dict.fromkeys(url for place in places for url in place.allowed_urls)),
                 scale=1.0 if scale is None else scale,
                 answer_timeout_s=5.0,
-                load_timeout_s=30.0,
+                load_timeout_s=MAX_WAIT_S,
                 close_timeout_s=30.0,  # what was recorded is written then
             )
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from cua_rl.environments.browser.page import BrowserPage, as_page
 from cua_rl.environments.browser.web.blocking import LOOK, SELECTORS, why_blocked
-from cua_rl.environments.browser.web.politeness import Politeness, site_of
+from cua_rl.environments.browser.web.politeness import MAX_WAIT_S, Politeness
 from cua_rl.environments.browser.web.recording import FROZEN, Replay, asked_of, read_clock
 from cua_rl.environments.device import Device
 from cua_rl.types.errors import BlockedError, DeviceError, TaskError
@@ -61,7 +61,10 @@ class Visit:
     async def enter(self) -> None:
         """Wait for one of the site's places."""
         if self._replay is None:
-            places = self._politeness.places(site_of(self.url), self.place.max_per_host)
+            if self.place.obeys_robots:
+                with suppress(DeviceError):  # which is raised when the page begins
+                    await self._politeness.allows(self.url)  # learns how long pages of the site wait for each other
+            places = self._politeness.places(self.url, self.place.max_per_host)
             await self._stack.enter_async_context(places)
 
     async def answer(self, name: str) -> str:
@@ -97,6 +100,11 @@ class Visit:
         if self._replay is not None:
             await page.open_page(self.url)
             return
+        if self.place.obeys_robots and (delay_s := self._politeness.delay_s(self.url)) > MAX_WAIT_S:
+            raise BlockedError(
+                f"expected a site that gives a page every {MAX_WAIT_S:g} s or more often, got a Crawl-delay of "
+                f"{delay_s:g} s for {self.url!r}; leave the task out"
+            )
         if self.place.obeys_robots and not await self._politeness.allows(self.url):
             raise BlockedError(
                 f"expected a page that programs may load, got {self.url!r}, which its robots.txt forbids; leave the "

@@ -170,10 +170,7 @@ def tell_contact_number(random: Random, pool: Pool) -> Instance:
         instruction=f"What is the phone number of {person.name}? Answer with the number.",
         start=start_with("contacts", AppStart(contacts=(person,))),
         goal=Goal(query=query, how="told"),
-        route=(
-            *_to_person(person.name),
-            Move(screen=f"contacts/person:{person.name}", operation=Tell(query=query)),
-        ),
+        route=(*_to_person(person.name), Move(screen=f"contacts/person:{person.name}", operation=Tell(query=query))),
     )
 
 
@@ -229,12 +226,7 @@ def write_drawn_note(random: Random, pool: Pool) -> Instance:
         instruction=f'Write a note that says "{text}" and save it.',
         start=start_with("notes"),
         goal=Goal(query=f"has_note:{text}", expected="true"),
-        route=(
-            open_from_home("notes"),
-            tap("notes", "New"),
-            *_fill("notes/new", text),
-            tap("notes/new", "Save"),
-        ),
+        route=(open_from_home("notes"), tap("notes", "New"), *_fill("notes/new", text), tap("notes/new", "Save")),
     )
 
 

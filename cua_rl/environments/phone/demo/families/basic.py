@@ -3,16 +3,7 @@
 import json
 from random import Random
 
-from cua_rl.environments.phone.demo.template import (
-    Instance,
-    Move,
-    SlideTo,
-    Tell,
-    TurnPage,
-    family,
-    tap,
-    type_in,
-)
+from cua_rl.environments.phone.demo.template import Instance, Move, SlideTo, Tell, TurnPage, family, tap, type_in
 from cua_rl.environments.phone.simulator.catalog import APPS, HOME_PACKAGE, SCREEN_TIMEOUTS_MS, SETTINGS, Toggle
 from cua_rl.environments.phone.simulator.queries import TOGGLE_QUERIES
 from cua_rl.environments.phone.simulator.start import Start

@@ -84,11 +84,7 @@ def follow_link(random: Random, bookmarks: tuple[str, ...]) -> Instance:
         instruction=f"In Chrome, open the bookmark {page.title} and follow its link to {link.title}.",
         start=start_with("chrome"),
         goal=Goal(query="current_url", expected=link.address),
-        route=(
-            open_from_home("chrome"),
-            tap("chrome", page.title),
-            tap(f"chrome/{page.address}", link.title),
-        ),
+        route=(open_from_home("chrome"), tap("chrome", page.title), tap(f"chrome/{page.address}", link.title)),
     )
 
 
@@ -99,11 +95,7 @@ def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> I
         instruction=f"Open {page.address} in Chrome and download the {what} that it offers.",
         start=start_with("chrome"),
         goal=Goal(query=f"file_exists:/sdcard/Download/{page.file}", expected="true"),
-        route=(
-            open_from_home("chrome"),
-            *_enter(page.address),
-            tap(f"chrome/{page.address}", "Download"),
-        ),
+        route=(open_from_home("chrome"), *_enter(page.address), tap(f"chrome/{page.address}", "Download")),
     )
 
 

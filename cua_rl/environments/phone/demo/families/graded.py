@@ -108,10 +108,7 @@ def count_notifications(random: Random) -> Instance:
         instruction="How many notifications are there? Answer with the number.",
         start=Start(),
         goal=Goal(query=query, how="told"),
-        route=(
-            Move(screen="home", operation=PullShade()),
-            Move(screen="notifications", operation=Tell(query=query)),
-        ),
+        route=(Move(screen="home", operation=PullShade()), Move(screen="notifications", operation=Tell(query=query))),
     )
 
 
@@ -177,8 +174,5 @@ def move_icon_back(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction=f"Move the {spec.label} icon to the first home page.",
         start=Start(first_page=("settings", absent), second_page=(app,), apps=AppStart(off_home=(absent,))),
         goal=Goal(query=f"home_page_of:{spec.package}", expected="0"),
-        route=(
-            Move(screen="home", operation=Hold(label=spec.label)),
-            tap(f"home/menu:{app}", "Move"),
-        ),
+        route=(Move(screen="home", operation=Hold(label=spec.label)), tap(f"home/menu:{app}", "Move")),
     )

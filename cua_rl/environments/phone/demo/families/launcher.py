@@ -50,11 +50,7 @@ def pin_app(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction=f"Add {spec.label} to the home screen.",
         start=Start(apps=AppStart(off_home=(app,))),
         goal=Goal(query=f"on_home:{spec.package}", expected="true"),
-        route=(
-            OPEN_DRAWER,
-            Move(screen=DRAWER, operation=Hold(label=spec.label)),
-            tap(f"home/entry:{app}", "Add"),
-        ),
+        route=(OPEN_DRAWER, Move(screen=DRAWER, operation=Hold(label=spec.label)), tap(f"home/entry:{app}", "Add")),
     )
 
 
@@ -67,10 +63,7 @@ def unpin_app(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction=f"Remove the {spec.label} icon from the home screen.",
         start=Start(),
         goal=Goal(query=f"on_home:{spec.package}", expected="false"),
-        route=(
-            Move(screen="home", operation=Hold(label=spec.label)),
-            tap(f"home/menu:{app}", "Remove"),
-        ),
+        route=(Move(screen="home", operation=Hold(label=spec.label)), tap(f"home/menu:{app}", "Remove")),
     )
 
 
@@ -83,10 +76,7 @@ def move_icon(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction=f"Move the {spec.label} icon to the second home page.",
         start=Start(first_page=("settings", app), second_page=(absent,), apps=AppStart(off_home=(absent,))),
         goal=Goal(query=f"home_page_of:{spec.package}", expected="1"),
-        route=(
-            Move(screen="home", operation=Hold(label=spec.label)),
-            tap(f"home/menu:{app}", "Move"),
-        ),
+        route=(Move(screen="home", operation=Hold(label=spec.label)), tap(f"home/menu:{app}", "Move")),
     )
 
 
@@ -174,10 +164,7 @@ def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction=f"Take a screenshot of {APPS[app].label}, which is open.",
         start=Start(app=app),
         goal=Goal(query="screenshots", expected=f'["{app}"]'),
-        route=(
-            Move(screen=app, operation=SHOW_RECENTS),
-            tap("recents", "Screenshot"),
-        ),
+        route=(Move(screen=app, operation=SHOW_RECENTS), tap("recents", "Screenshot")),
     )
 
 
@@ -189,10 +176,7 @@ def open_last_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         instruction="Open the last screenshot in Gallery.",
         start=Start(first_page=("settings", "gallery"), apps=AppStart(screenshots=shown)),
         goal=Goal(query="current_screen", expected=f"gallery/screenshot:{last - 1}"),
-        route=(
-            tap("home", "Gallery"),
-            tap("gallery", f"Screenshot {last}"),
-        ),
+        route=(tap("home", "Gallery"), tap("gallery", f"Screenshot {last}")),
     )
 
 
