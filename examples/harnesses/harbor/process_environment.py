@@ -121,6 +121,17 @@ class ProcessEnvironment(BaseEnvironment):
         self._root = Path(tempfile.mkdtemp(prefix="harbor-"))
         for name in FOLDERS:
             (self._root / name).mkdir(parents=True, exist_ok=True)
+        first = asyncio.create_task(self._begin())
+        try:
+            await asyncio.shield(first)
+        except asyncio.CancelledError:  # out of time; bubblewrap that is killed as it begins leaves a process behind
+            await first
+            raise
+        for word, rest in self._steps:
+            await self._follow(word, rest)
+
+    async def _begin(self) -> None:
+        """Start the process that stays."""
         without = ["--unshare-net"] if self._network_disabled else []
         self._first = await asyncio.create_subprocess_exec(
             *(*ROOT_OF_ITS_OWN, *without, *view(self._root), "sh", "-c", "echo $$; exec sleep infinity"),
@@ -137,8 +148,6 @@ class ProcessEnvironment(BaseEnvironment):
             raise RuntimeError(f"expected bubblewrap to start, got {said!r}")
         self._pid = int(line)
         self._namespace = os.readlink(f"/proc/{self._pid}/ns/mnt")
-        for word, rest in self._steps:
-            await self._follow(word, rest)
 
     async def _follow(self, word: str, rest: str) -> None:
         match word:
