@@ -46,8 +46,8 @@ async def find_views(client: httpx.AsyncClient) -> dict[str, str]:
     page = f"/runs/{run}"
     middle, mine = step // 2, f"run_id%3D{run}%26phase%3Dstep"
     halves = f"first={mine}%26max_step%3D{middle}&second={mine}%26min_step%3D{middle + 1}"
-    two = await items(f"/api/rollouts?run_id={run}&group_id={failed['group_id']}&sort=-turns&limit=2")
-    of = "&".join(f"of={run}/{one['rollout_id']}" for one in two)
+    best = await items(f"/api/rollouts?run_id={run}&group_id={failed['group_id']}&sort=-reward&limit=1")
+    of = "&".join(f"of={run}/{one['rollout_id']}" for one in (*best, failed))
     tabs = ("timeline", "live", "tasks", "evals", "cost", "verdicts", "config", "sql")
     return {
         "runs": "/",
