@@ -64,7 +64,8 @@ def read_trial(fields: dict) -> TrialConfig:
     try:
         config = TrialConfig.model_validate(fields)
     except ValidationError as error:
-        refuse(f"expected a payload with the fields of a Harbor trial, got {error}")
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['input']!r:.60}" for one in error.errors()[:3])
+        refuse(f"expected a payload with the fields of a Harbor trial, got {wrong}")
     task = config.task
     if task.path and not task.git_url and not (task.path / "task.toml").is_file():
         refuse(f"expected task.toml in task.path {str(task.path)!r}, found none: name the folder of a task")
