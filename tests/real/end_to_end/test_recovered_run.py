@@ -12,6 +12,7 @@ from cua_rl.recipes.recover import RecoverConfig, cli_main
 from cua_rl.recipes.sft import main as sft
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.sampling.server import VllmServer
+from cua_rl.types.errors import DatabaseError
 from cua_rl.types.rollout import Rollout
 from tests.real.end_to_end.runs import Run
 from tests.rollout.test_branches import repeat
@@ -57,5 +58,7 @@ def test_siblings_of_failed_rollouts_succeed_and_are_learned_from(
     assert f"learn from {len(wins)} demonstration" in said
     assert run_recipe(RecoverConfig, cli_main, [*search, "num_siblings=1", "num_turns=1"]) == 0
     assert asyncio.run(rollouts_of(demonstrations, 2))
+    with pytest.raises(DatabaseError, match="expected step 3"):
+        asyncio.run(rollouts_of(demonstrations, 3))
     learned = ["data=rollouts", f"from_run={demonstrations}", "num_eval_conversations=0", "max_steps=1"]
     assert sft([*learned, f"log_path={tmp_path / 'sft'}", "num_threads=1"]) == 0

@@ -27,15 +27,19 @@ TRIAL: dict[str, Any] = {
 
 
 @contextmanager
-def open_registry() -> Generator[str]:
-    """The command that prints the rows of the data set `small`, whose tasks Harbor downloads from the repository.
-
-    Its folder is in that of the project: programs in a sandbox have a `/tmp` of their own.
-    """
+def open_folder() -> Generator[Path]:
+    """A folder in that of the project: programs in a sandbox have a `/tmp` of their own."""
     (ROOT / "build").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=ROOT / "build", prefix="harbor-") as name:
         folder = Path(name)
         folder.chmod(0o755)
+        yield folder
+
+
+@contextmanager
+def open_registry() -> Generator[str]:
+    """The command that prints the rows of the data set `small`, whose tasks Harbor downloads from the repository."""
+    with open_folder() as folder:
         yield _make_registry(folder)
 
 

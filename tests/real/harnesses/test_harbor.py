@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import AsyncGenerator
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from cua_rl.types.rollout import Rollout, SamplingParams, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.exchange.test_files import RUN, records
 from tests.real.database.recorded import IMAGE_TOKEN
-from tests.real.harnesses.harbor_registry import DOUBLES, EXAMPLE, PYTHON, TASKS, open_registry, reward_of
+from tests.real.harnesses.harbor_registry import DOUBLES, EXAMPLE, PYTHON, TASKS, open_folder, open_registry, reward_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -226,9 +225,7 @@ REWARD = "/logs/verifier/reward"
 async def test_an_odd_verifier_is_a_fault_unless_it_pays(
     script: str, reward: float | None, reason: str, bench: Bench
 ) -> None:
-    with TemporaryDirectory(dir=EXAMPLE.parents[2] / "build", prefix="harbor-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         shutil.copytree(DOUBLES / "harbor_tasks" / "no_reward", folder / "task")
         (folder / "task" / "tests" / "test.sh").write_text(f"#!/bin/bash\n{script}\n")
         payload = {"task": {"path": str(folder / "task")}, "agent": ANSWER, "verifier": {"override_timeout_sec": 20}}
@@ -246,9 +243,7 @@ async def test_an_odd_verifier_is_a_fault_unless_it_pays(
 async def test_a_step_without_a_verdict_is_a_fault_of_the_task_although_harbor_leaves_it_out_of_the_mean(
     script: str, reward: float | None, reason: str, bench: Bench
 ) -> None:
-    with TemporaryDirectory(dir=EXAMPLE.parents[2] / "build", prefix="harbor-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         shutil.copytree(DOUBLES / "harbor_tasks" / "no_reward" / "environment", folder / "task" / "environment")
         steps = {"first": f"echo 1 >{REWARD}.txt", "second": script}
         settings = "".join(f'[[steps]]\nname = "{step}"\n' for step in steps)
