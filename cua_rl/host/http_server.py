@@ -300,4 +300,7 @@ async def serve_app(
     finally:
         server.should_exit = True
         await serving
+        # uvicorn overlooks a connection accepted while it shuts down, and would serve it
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
         listener.close()

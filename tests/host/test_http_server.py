@@ -1,8 +1,10 @@
 """Clients that get no further, or do not read, are closed; all others are served."""
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -230,6 +232,20 @@ async def test_heads_that_arrive_before_the_first_answer_wait_outside_the_server
         async with asyncio.timeout(patience(5)):
             assert b"hello" in await reader.readuntil(b"hello")
         writer.transport.abort()
+
+
+async def test_a_connection_accepted_while_the_server_shuts_down_is_closed() -> None:
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(served(ConnectionLimits()))
+        ending = asyncio.create_task(stack.aclose())
+        await asyncio.sleep(0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            time.sleep(0.2)  # noqa: ASYNC251 - so that the server accepts and shuts down in one pass of the event loop
+            await ending
+            client.setblocking(False)
+            with suppress(ConnectionError):
+                client.send(GET)
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), patience(5)) == b""
 
 
 async def test_many_clients_at_once_and_requests_one_after_the_other_are_all_served() -> None:
