@@ -2,8 +2,8 @@
 
 `sample.output_text` is the rollout's final answer, empty if there is none; `item` has the task's fields. A grade that
 cannot be had (an endpoint that is down, a sandbox that fails) is a fault and never becomes a reward. Python that raises
-was given an answer that it cannot take, and grades 0, if it has worked on other answers; so does an answer that is
-too long to be graded, or a policy could escape bad grades by talking.
+or uses all of its time, and a formula without a value, cannot handle the answer: the grade is 0. So it is for an answer
+that is too long to be graded: with a fault, a policy would escape bad grades.
 """
 
 import asyncio
@@ -44,14 +44,15 @@ from cua_rl.types.judgement import MAX_REWARD, Judgement, JudgeVote
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 120.0  # of one grade in Python, as at OpenAI
+_MAX_CPU_S = 120  # of one grade in Python: OpenAI's limit on its time
+_TIMEOUT_S = 600.0
 _MAX_MEMORY_BYTES = 2 * 2**30
 _MAX_TOLD_BYTES = 96 * 1024
 _MAX_GIVEN_BYTES = 64 * 1024
 """Of source and fields; the rest is for the answer."""
 MAX_ANSWER_BYTES = 32 * 1024
 _NUM_TRIED = 8
-"""Answers in a row on which Python may raise before it has ever worked."""
+"""Answers in a row without a grade, from Python or a formula that has never worked."""
 _RESPONSE = {
     "type": "json_schema",
     "json_schema": {
@@ -86,6 +87,10 @@ class _Asked:
     reasons: list[str] = field(default_factory=list[str])
     num_prompt_tokens: int = 0
     num_answer_tokens: int = 0
+    has_worked: bool = False
+    """Whether Python or a formula had a grade for the answer."""
+    problem: str = ""
+    """Why one had none."""
 
 
 class Grader:
@@ -96,13 +101,13 @@ class Grader:
         self.file: GraderFile = parse_grader(config.grader_text, "reward")
         self._client = judge
         self._has_worked = False
-        self._num_raised = 0
+        self._num_failed = 0
 
     async def judge(self, case: Case, *, decides: bool) -> Judgement:
         """The grade as the score of one vote, whose verdict says whether it reaches the grader's threshold.
 
         Raises:
-            ConfigError: the task lacks a field that the grader names, or Python never works.
+            ConfigError: the task lacks a field that the grader names, or Python or a formula never works.
             JudgeError: there is no grade.
         """
         clock, asked = time.monotonic(), _Asked()
@@ -117,8 +122,7 @@ class Grader:
                 json.dumps(value := json.loads(answer), ensure_ascii=False, allow_nan=False).encode()
                 sample["output_json"] = value
             grade = await self._grade(self.file.grader, {"sample": sample, "item": dict(case.item)}, asked)
-        if not math.isfinite(grade):
-            raise JudgeError(f"expected a finite grade from {self.file.name!r}, got {grade!r}")
+            self._note(asked)
         grade = max(-MAX_REWARD, min(grade, MAX_REWARD))  # no fault, which would spare a policy its worst grades
         vote = JudgeVote(
             success=grade >= self.file.pass_threshold,
@@ -155,9 +159,13 @@ class Grader:
                 named = dict(zip(grader.graders, grades, strict=True))
                 asked.reasons += [f"{name}={grade:g}" for name, grade in named.items()]
                 try:
-                    return calculate(grader.formula, named)
+                    if math.isfinite(grade := calculate(grader.formula, named)):
+                        asked.has_worked = True
+                        return grade
+                    asked.problem = f"expected a finite number from calculate_output with {named}, got {grade}"
                 except (ArithmeticError, ValueError, TypeError) as error:
-                    raise JudgeError(f"expected a number from calculate_output with {named}, got {error}") from None
+                    asked.problem = f"expected a number from calculate_output with {named}, got {error}"
+                return 0.0
             case _:
                 raise AssertionError(grader)
 
@@ -188,7 +196,7 @@ class Grader:
         return result
 
     async def _run_python(self, grader: PythonGrader, names: Mapping[str, object], asked: _Asked) -> float:
-        limits = {"max_memory_bytes": _MAX_MEMORY_BYTES, "max_cpu_s": int(_TIMEOUT_S)}
+        limits = {"max_memory_bytes": _MAX_MEMORY_BYTES, "max_cpu_s": _MAX_CPU_S}
         payload = json.dumps({**names, "source": grader.source, **limits}).encode()
         if (given := len(payload) - len(json.dumps(names["sample"]))) > _MAX_GIVEN_BYTES:
             raise ConfigError(
@@ -199,21 +207,28 @@ class Grader:
             asked.reasons.append(f"expected an answer of at most {_MAX_TOLD_BYTES - given} bytes as JSON")
             return 0.0
         match await _run_sandboxed(payload):
-            case {"grade": int() | float() as grade}:
-                self._has_worked = True
+            case {"grade": int() | float() as grade} if math.isfinite(grade):
+                asked.has_worked = True
                 return float(grade)
             case {"error": str() as text}:
-                asked.reasons.append(problem := text[:1000])
+                asked.problem = text[:1000]
+                return 0.0
             case found:
                 raise JudgeError(f"expected a grade or an error from grader {self.file.name!r}, got {found!r:.300}")
-        self._num_raised += 1
-        logger.warning("grader=%s %s", self.file.name, problem)
-        if not self._has_worked and self._num_raised >= _NUM_TRIED:
+
+    def _note(self, asked: _Asked) -> None:
+        """Raise `ConfigError` if it failed on the first answers, which is not the policy's doing."""
+        if not asked.problem:
+            self._has_worked |= asked.has_worked
+            return
+        asked.reasons.append(asked.problem)
+        self._num_failed += 1
+        logger.warning("grader=%s %s", self.file.name, asked.problem)
+        if not self._has_worked and self._num_failed >= _NUM_TRIED:
             raise ConfigError(
-                f"reward: expected the Python of grader {self.file.name!r} to grade an answer, it raised on the first "
-                f"{self._num_raised}: {problem}; correct its source"
+                f"reward: expected grader {self.file.name!r} to grade an answer, it failed on the first "
+                f"{self._num_failed}: {asked.problem}; correct its source or formula"
             )
-        return 0.0
 
     async def check(self) -> None:
         """Raise `ConfigError` if the endpoint of its model cannot be reached; costs nothing."""

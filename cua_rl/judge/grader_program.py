@@ -7,15 +7,19 @@ import json
 import math
 import os
 import resource
+import signal
 import sys
 import traceback
+
+_LAST_S = 10  # to report that the time was used up
 
 
 def main() -> None:
     """Write {"grade": number}, or {"error": text} if the source raised or returned something else."""
     told = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (told["max_memory_bytes"],) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (told["max_cpu_s"],) * 2)
+    signal.signal(signal.SIGXCPU, _end)
+    resource.setrlimit(resource.RLIMIT_CPU, (told["max_cpu_s"], told["max_cpu_s"] + _LAST_S))
     found: dict[str, object] = {}
     try:
         names: dict[str, object] = {"__name__": "grader"}
@@ -28,6 +32,10 @@ def main() -> None:
         found["error"] = "".join(traceback.format_exception_only(error)).strip()[-1000:]
     with open(os.environ["GRADE_PATH"], "w", encoding="utf-8") as result:
         json.dump(found, result)
+
+
+def _end(*_: object) -> None:
+    raise TimeoutError("grade used all of its processor time")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ async def test_without_a_check_the_threshold_decides(threshold: float, success: 
 
 
 async def test_no_grade_is_a_fault_without_a_reward() -> None:
-    broken = {"type": "multi", "name": "m", "graders": {"close": CLOSE}, "calculate_output": "log(close - close)"}
+    broken = {"type": "python", "name": "p", "source": "import os\ndef grade(sample, item):\n    os._exit(0)"}
     rollout = await run(broken, is_validated=True)
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)

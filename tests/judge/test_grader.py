@@ -157,9 +157,36 @@ async def test_a_formula_combines_grades(formula: str, expected: float) -> None:
     assert judgement.reason == "exact=0; close=0.75" or judgement.success is None or judgement.score >= 1
 
 
-async def test_a_formula_without_a_value_is_a_fault_and_no_reward() -> None:
-    with pytest.raises(JudgeError, match="expected a number from calculate_output"):
-        await graded(multi("1 / exact", exact=EQ), "a", answer="b")
+@pytest.mark.parametrize(
+    ("formula", "problem"),
+    [
+        ("1 / exact", "expected a number from calculate_output with {'exact': 0.0}, got float division by zero"),
+        ("1e308 * (10 - 9 * exact)", "expected a finite number from calculate_output with {'exact': 0.0}, got inf"),
+    ],
+)
+async def test_a_formula_without_a_value_grades_0_and_is_refused_if_it_never_has_one(
+    formula: str, problem: str
+) -> None:
+    text = json.dumps(multi(formula, exact=EQ))
+    worked, broken = (Grader(JudgeConfig(grader_text=text), None) for _ in range(2))
+
+    assert (await worked.judge(case("b", answer="b"), decides=True)).score in (1, 1_000_000)
+    for _ in range(9):
+        failed = await worked.judge(case("a", answer="b"), decides=True)
+        assert (failed.score, failed.success, failed.reason) == (0, False, f"exact=0; {problem}")
+    for _ in range(7):
+        assert (await broken.judge(case("a", answer="b"), decides=True)).score == 0
+    with pytest.raises(ConfigError, match=r"it failed on the first 8: expected a .*; correct its source or formula"):
+        await broken.judge(case("a", answer="b"), decides=True)
+
+
+async def test_an_answer_on_which_python_takes_for_ever_grades_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cua_rl.judge.grader._MAX_CPU_S", 2)
+    source = "import re\ndef grade(sample, item):\n    return float(bool(re.match('(a*)*b', sample['output_text'])))"
+    judgement = await graded(PYTHON | {"source": source}, "a" * 40)
+
+    assert (judgement.score, judgement.success) == (0, False)
+    assert judgement.reason == "TimeoutError: grade used all of its processor time"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +279,7 @@ async def test_python_that_raises_grades_0_and_is_refused_if_it_never_works() ->
     broken = Grader(JudgeConfig(grader_text=json.dumps(PYTHON | {"source": "def grade(a, b):\n    return 'x'"})), None)
     for _ in range(7):
         assert (await broken.judge(case("a"), decides=True)).score == 0
-    with pytest.raises(ConfigError, match="it raised on the first 8: TypeError: grade returned 'x'"):
+    with pytest.raises(ConfigError, match="it failed on the first 8: TypeError: grade returned 'x'"):
         await broken.judge(case("a"), decides=True)
 
 
@@ -269,7 +296,7 @@ async def test_python_that_ends_its_process_is_a_fault_and_no_reward() -> None:
         ("'[' * 100_000", "expected JSON from a grade in Python"),
         ("'[1]'", r"expected a grade or an error .* got \[1\]"),
         ('\'{"grade": "1"}\'', "expected a grade or an error"),
-        ("'{\"grade\": Infinity}'", "expected a finite grade"),
+        ("'{\"grade\": Infinity}'", "expected a grade or an error .* got {'grade': inf}"),
     ],
 )
 async def test_a_report_that_is_no_grade_is_a_fault_and_no_reward(report: str, message: str) -> None:
