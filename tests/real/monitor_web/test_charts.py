@@ -41,7 +41,7 @@ async def test_a_zoom_is_in_the_address_and_goes_with_it(window: Window) -> None
     await page.reload()
     await _read_at_the_end(window, "Reward", "step 2")  # the steps go from 1 to 4
     await page.get_by_role("button", name="Reset zoom").click()
-    assert "zoom" not in page.url
+    await page.wait_for_url(lambda url: "zoom" not in url)
 
 
 async def test_charts_over_rollouts_tokens_and_time_lead_to_the_same_steps(window: Window) -> None:

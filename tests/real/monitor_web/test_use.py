@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+from functools import partial
+from operator import ne
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -140,7 +142,7 @@ async def test_charts_zoom_smooth_and_change_scale(window: Window) -> None:
     assert f"/runs/{window.site.ended.run_id}" in page.url  # a drag opens nothing
     await page.get_by_role("button", name="Log scale").click()
     await page.get_by_label("Smoothing").fill("0.6")
-    assert "smooth=0.6" in page.url
+    await page.wait_for_url(re.compile(r"smooth=0\.6"))
     assert "log=1" in page.url
 
 
@@ -208,7 +210,7 @@ async def test_a_rollout_plays_as_a_film_and_a_group_on_one_clock(window: Window
     await page.get_by_role("slider", name="Time since the group began").wait_for()
     assert await page.locator(".member").count() == 8
     await page.keyboard.press("ArrowLeft")
-    assert "t=" in page.url
+    await page.wait_for_url(re.compile(r"t="))
 
 
 async def _press_at_once(window: Window, *keys: str) -> None:
@@ -230,12 +232,14 @@ async def test_quick_presses_of_arrow_keys_lose_no_turn_and_no_moment(window: Wi
     await page.get_by_role("slider", name="Time since the group began").wait_for()
     moments: list[str] = []
     for _ in range(2):
+        shown = page.url
         await page.keyboard.press("ArrowLeft")
+        await page.wait_for_url(partial(ne, shown))
         moments.append(page.url.partition("t=")[2])
     await page.goto(page.url.partition("?")[0])
     await page.get_by_role("slider", name="Time since the group began").wait_for()
     await _press_at_once(window, "ArrowLeft", "ArrowLeft")
-    assert page.url.endswith(f"t={moments[1]}")
+    await page.wait_for_url(f"**t={moments[1]}")
 
 
 async def test_the_next_rollout_of_a_group_opens_at_the_same_turn(window: Window) -> None:
