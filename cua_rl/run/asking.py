@@ -78,11 +78,11 @@ class Recorded:
         """The index of the turn of this number, or of all; raises `ConfigError` if it cannot be asked about."""
         turns = self.rollout.turns
         places = range(len(turns)) if number is None else [number - 1]
-        if not all(0 <= place < len(turns) and not turns[place].model.grammar for place in places):
+        if not (places and all(0 <= place < len(turns) and not turns[place].model.grammar for place in places)):
             free = [turn.index + 1 for turn in turns if not turn.model.grammar]
             raise ConfigError(
                 f"turn: expected one of the {len(turns)} turns of rollout {self.rollout.rollout_id!r} whose answers "
-                f"were sampled without a grammar, {free}, got {number}; choose one of these"
+                f"were sampled without a grammar, {free}, got {number}; choose one of these, or another rollout"
             )
         return places
 

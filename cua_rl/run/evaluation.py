@@ -47,6 +47,7 @@ from cua_rl.run.prepared_evaluation import (
     prepare_evaluation,
     read_api_key,
     require_same_evaluation,
+    with_earlier_models,
 )
 from cua_rl.run.recording import recorded, start_database
 from cua_rl.run.reporting import open_run_log
@@ -105,7 +106,7 @@ async def _run(prepared: PreparedEvaluation, folder: LogDirectory) -> list[Attem
         open_run_log(stack, folder)
         url = await start_database(stack, prepared.database_url, folder.path)
         await _follow_move(prepared, Path(str(before.get("log_path", prepared.log_path))), url)
-        folder.write_config(prepared.settings())
+        folder.write_config(with_earlier_models(before, prepared.settings()))
         models, tasks = num_of(len(prepared.models), "model"), num_of(len(prepared.tasks), "task")
         print(f"evaluation of {models} on {tasks} in {folder.path}", flush=True)
         if config.num_attempts > 1 and config.temperature == 0:

@@ -206,6 +206,11 @@ def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, obje
         )
 
 
+def with_earlier_models(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, object]:
+    """The settings of an evaluation that is resumed, with all models that it has ever had: their names are taken."""
+    return {**now, "models": [*{_name(model): model for model in (*_models(before), *_models(now))}.values()]}
+
+
 def _models(settings: Mapping[str, object]) -> Sequence[Mapping[str, Any]]:
     models: Any = settings.get("models", [])
     return models

@@ -29,9 +29,9 @@ from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.run.evaluation import run_evaluation
 from cua_rl.run.evaluation_config import EvaluateConfig, evaluate_presets
 from cua_rl.run.prepared_evaluation import LocalModel, parse_models, shown_model
-from cua_rl.run_folder.log_directory import run_folder
+from cua_rl.run_folder.log_directory import prepare_log_directory, run_folder
 from cua_rl.training.folders import ADAPTER_WEIGHTS, file_sha256
-from cua_rl.types.errors import ConfigError, boundary
+from cua_rl.types.errors import ConfigError, SamplingError, boundary
 
 _ENOUGH_TASKS = 1024  # as many as are tried, before the advice is to look for a larger fall
 
@@ -77,9 +77,8 @@ class SuiteResult:
 async def run_suite(config: SuiteConfig) -> SuiteResult | None:
     """Attempt the tasks with the checkpoint, compare, and record it; None for a dry run or the first checkpoint.
 
-    Raises:
-        ConfigError: there are too few tasks for the promised power, the settings are not those of the suite, or the
-            checkpoint has the name of another one.
+    Raises `ConfigError` for too few tasks, settings that are not the suite's, or the name of another checkpoint, and
+    `SamplingError` if faults have left too few tasks for an answer.
     """
     require_power(config)
     if config.num_attempts != 1 or len(config.models) != 1:
@@ -99,11 +98,15 @@ async def run_suite(config: SuiteConfig) -> SuiteResult | None:
         raise ConfigError(
             f"models: expected a new name for another checkpoint, got {model.name!r}, which was {known}; rename it"
         )
+    if not config.dry_run:
+        with prepare_log_directory(folder, "resume"):  # before the first attempt, as a suite may be killed
+            record = _load(folder)
+            record["models"][model.name] = shown
+            _write(folder, record)
     await run_evaluation(with_values(config, behavior_if_log_dir_exists="resume"))
     if config.dry_run:
         return None
     record = _load(folder)  # a suite of another checkpoint may have ended meanwhile
-    record["models"][model.name] = shown
     attempts, accepted = parse_attempts(read_records(folder / "attempts.jsonl")), record["accepted"]
     result = None
     if accepted in (None, model.name):
@@ -115,10 +118,11 @@ async def run_suite(config: SuiteConfig) -> SuiteResult | None:
         promise = {"fall": config.fall, "churn": config.churn, "false_alarms": config.false_alarms}
         at = datetime.now(UTC).isoformat(timespec="seconds")
         record["results"].append({"at": at, **asdict(result), **promise, "accepted": record["accepted"]})
-    write_text(folder / "suite.json", json.dumps(record, indent=2) + "\n")
+    _write(folder, record)
+    print(describe(config, result, record["accepted"]), flush=True)
     if result is not None:
         await _save(folder, model.name, record["results"][-1])
-    print(describe(config, result, record["accepted"]), flush=True)
+        require_answer(config, result)
     return result
 
 
@@ -157,6 +161,15 @@ def may_accept(config: SuiteConfig, result: SuiteResult) -> bool:
     return config.accept and not result.is_regression and result.power >= config.power
 
 
+def require_answer(config: SuiteConfig, result: SuiteResult) -> None:
+    """Raises `SamplingError` without an alarm among too few tasks to find the fall, which would be no all-clear."""
+    if not result.is_regression and result.power < config.power:
+        raise SamplingError(
+            f"expected outcomes of enough tasks for power={config.power:g}, got {result.pair.num_tasks} tasks with "
+            f"{result.power:.2f}, because faults took the others; run the same command again, which repeats those"
+        )
+
+
 def require_power(config: SuiteConfig) -> None:
     """Raises `ConfigError` if a fall would be found less often than promised; says how many tasks are enough."""
     if (power := power_of(config, config.num_tasks)) >= config.power:
@@ -181,6 +194,10 @@ def describe(config: SuiteConfig, result: SuiteResult | None, accepted: str) -> 
         f"{config.false_alarms:g}); {result.pair.num_tasks} tasks find a fall of {100 * config.fall:g} points with "
         f"probability {result.power:.2f} at a churn of {100 * config.churn:g} %{few}\naccepted: {accepted}"
     )
+
+
+def _write(folder: Path, record: Mapping[str, object]) -> None:
+    write_text(folder / "suite.json", json.dumps(record, indent=2) + "\n")
 
 
 def _load(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -13,8 +14,17 @@ import pytest
 from cua_rl.command_line.fields import with_values
 from cua_rl.evaluation.attempts import Attempt
 from cua_rl.run import suite
-from cua_rl.run.suite import SuiteConfig, compare_checkpoints, describe, may_accept, power_of, require_power, run_suite
-from cua_rl.types.errors import ConfigError
+from cua_rl.run.suite import (
+    SuiteConfig,
+    compare_checkpoints,
+    describe,
+    may_accept,
+    power_of,
+    require_answer,
+    require_power,
+    run_suite,
+)
+from cua_rl.types.errors import ConfigError, SamplingError
 
 NUM_COMPARISONS = 200
 ATTEMPT = Attempt(
@@ -81,6 +91,8 @@ def test_a_checkpoint_that_faults_have_kept_from_being_compared_is_not_accepted(
     result = compare_checkpoints(config, attempts, "accepted", "candidate")
 
     assert may_accept(config, result) is expected
+    with nullcontext() if expected else pytest.raises(SamplingError, match=r"got 44 tasks .* run the same command"):
+        require_answer(config, result)  # of which CI sees the exit status
     assert ("fewer than power=0.8 needs" in describe(config, result, "accepted")) is not expected
 
 
@@ -110,12 +122,29 @@ async def test_what_is_no_comparison_with_the_accepted_checkpoint_is_refused(
 async def test_what_a_suite_of_another_checkpoint_recorded_meanwhile_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile = {"accepted": None, "models": {"other": {"model": "x"}}, "results": []}
-
     async def evaluate(config: SuiteConfig) -> None:
+        meanwhile = json.loads((tmp_path / "suite.json").read_text())
+        meanwhile["models"]["other"] = {"model": "x"}
         (tmp_path / "suite.json").write_text(json.dumps(meanwhile))
 
     monkeypatch.setattr(suite, "run_evaluation", evaluate)
     await run_suite(with_values(SuiteConfig(log_path=str(tmp_path)), models=[{"name": "candidate"}]))
     recorded = json.loads((tmp_path / "suite.json").read_text())
     assert (recorded["accepted"], {*recorded["models"]}) == ("candidate", {"other", "candidate"})
+
+
+async def test_a_name_stays_that_of_its_checkpoint_although_the_suite_was_killed_at_its_first_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(config: SuiteConfig) -> None:
+        raise SamplingError("killed")
+
+    monkeypatch.setattr(suite, "run_evaluation", evaluate)
+    config = SuiteConfig(log_path=str(tmp_path / "suite"), models=[{"name": "week-2"}])
+    with pytest.raises(SamplingError):
+        await run_suite(config)
+    with pytest.raises(SamplingError):  # the same one goes on
+        await run_suite(config)
+    other: dict[str, object] = {"name": "week-2", "base_url": "http://127.0.0.1:9/v1", "model": "other"}
+    with pytest.raises(ConfigError, match="expected a new name for another checkpoint, got 'week-2'"):
+        await run_suite(with_values(config, models=[other]))

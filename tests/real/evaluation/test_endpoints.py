@@ -114,6 +114,17 @@ def test_a_broken_off_evaluation_makes_only_what_is_missing(fake: FakeEndpoint, 
     asyncio.run(assert_recorded(folder, "by chat"))
 
 
+def test_a_name_means_the_same_model_however_many_were_added_since(
+    fake: FakeEndpoint, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, resume = tmp_path / "out", "behavior_if_log_dir_exists=resume"
+    assert main(arguments(url, folder, "num_tasks=2", apis=("chat",))) == 0
+    assert main(arguments(url, folder, "num_tasks=2", resume, apis=("responses",))) == 0
+
+    assert main(arguments(f"{url}/other", folder, "num_tasks=2", resume, apis=("chat",))) == 2
+    assert "got other models (by chat)" in capsys.readouterr().err
+
+
 def test_attempts_that_a_fault_ended_are_in_the_database_with_their_faults(
     fake: FakeEndpoint, url: str, tmp_path: Path
 ) -> None:
