@@ -33,7 +33,7 @@ _KEEP_EXTREMES = text("""
 UPDATE rollouts SET (max_gap, max_log_ratio, min_logprob, num_trained_tokens) = (
     SELECT max(abs(trained - sampled)), max(trained - sampled), min(sampled), nullif(count(trained), 0)
     FROM turns, unnest(training_logprobs, sampling_logprobs) AS token (trained, sampled)
-    WHERE turns.rollout_pk = rollouts.id)
+    WHERE turns.rollout_pk = rollouts.id AND training_logprobs IS NOT NULL)
 WHERE id = ANY(CAST(:keys AS bigint[]))
 """)
 _KEEP_COSTS = text("""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
 
 import httpx
 from sqlalchemy import select
@@ -74,7 +75,9 @@ async def _announce(
                 continue
             logger.warning("alert run=%s kind=%s: %s", run.run_name, alert.kind, alert.message)
             said = {"run_id": run.run_id, "run_name": run.run_name, "kind": alert.kind}
-            said |= {"text": f"{run.alias or run.run_name}: {alert.message}", "url": f"{address}/runs/{run.run_id}"}
+            said["url"] = f"{address}/runs/{run.run_id}"
+            # Slack obeys <...>, and other machines name their runs
+            said["text"] = escape(f"{run.alias or run.run_name}: {alert.message}", quote=False)
             if webhook is not None and not await _has_sent(client, webhook, said):
                 now[run.run_id].discard(alert.kind)  # once more in the next round
     return now

@@ -191,17 +191,21 @@ async def _gpu_seconds(runs: RunsOfDatabase, trainings: Mapping[str, Training]) 
         mine = (table.training_id.in_(runs.training_ids), table.ended_at.is_not(None))
         rows += (await runs.session.execute(query.where(*mine))).all()
     found: dict[Source, float] = {}
-    until: dict[int, datetime] = {}
+    busy: defaultdict[int, list[tuple[datetime, datetime]]] = defaultdict(list)
     for training_id, phase, step, started_at, ended_at, took_s in sorted(rows, key=lambda row: row[4]):
         run_id = runs.database.run_id(training_id)
         num_gpus = _num_gpus(trainings[run_id].config)
         if num_gpus is None:
             continue
-        alone_s = (ended_at - max(started_at, until.get(training_id, started_at))).total_seconds()
+        alone_s, begin, spans = (ended_at - started_at).total_seconds(), started_at, busy[training_id]
+        while spans and spans[-1][1] > started_at:
+            earlier, later = spans.pop()
+            alone_s -= (later - max(earlier, started_at)).total_seconds()
+            begin = min(begin, earlier)
+        spans.append((begin, ended_at))
         # a step that was kept when its run resumed has the time in between in its own
         alone_s = min(alone_s, alone_s if (own_s := finite(took_s)) is None else own_s)
         found[Source(run_id, phase, step)] = num_gpus * max(0.0, alone_s)
-        until[training_id] = ended_at
     return found
 
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 
-from cua_rl.database.models import TurnRow
+from cua_rl.database.models import Training, TurnRow
 from cua_rl.database.monitor_models import NoteRow
 from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.databases import NotFoundError, RunAccess
@@ -65,9 +65,8 @@ async def add_note(run: OpenRun, request: NoteRequest) -> list[Note]:
             raise NotFoundError(
                 f"expected a turn of {request.rollout_id!r}, got {request.turn_index}; they count from 0"
             )
-    place = (rollout_pk, request.turn_index, request.tag)
-    there = [(rollout_pk, note.turn_index, note.tag) for note in await _load_notes(run, rollout_pk)]
-    if request.tag is None or place not in there:
+    there = [(note.turn_index, note.tag) for note in await _load_notes(run, rollout_pk)]
+    if request.tag is None or (request.turn_index, request.tag) not in there:
         fields = request.model_dump(exclude={"rollout_id"})
         run.session.add(NoteRow(training_id=run.training.id, rollout_pk=rollout_pk, **fields))
         await run.session.commit()
@@ -89,10 +88,10 @@ async def remove_note(run: OpenRun, note_id: Annotated[int, Path(ge=0, le=2**63 
 
 @router.put("/mark", dependencies=[CanWrite])
 async def mark_run(run: OpenRun, mark: RunMark) -> RunMark:
-    """Name a run and pin it, or not; its folder keeps both for when its database is not open."""
+    """Name a run and pin it, or not; a folder of its own keeps both for when its database is not open."""
     run.training.alias, run.training.is_pinned = mark.alias, mark.is_pinned
     await run.session.commit()
-    if run.database.folder is not None:
+    if run.database.folder is not None and await run.session.scalar(select(func.count()).select_from(Training)) == 1:
         await asyncio.to_thread(write_mark, run.database.folder, mark)
     return mark
 

@@ -172,6 +172,7 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
     found = [RolloutRow.training_id.in_(runs.training_ids)]
     found += _given(equal)
     found += [] if wanted.verdict is None else [_verdicts(RolloutRow)[wanted.verdict]]
+    found += [] if wanted.cause is None or wanted.verdict == "failure" else [_verdicts(RolloutRow)["failure"]]
     found += _between(RolloutRow.reward, wanted.min_reward, wanted.max_reward)
     found += _between(RolloutRow.num_turns, wanted.min_turns, wanted.max_turns)
     found += _between(RolloutRow.max_gap, wanted.min_gap, wanted.max_gap)
@@ -192,14 +193,8 @@ def conditions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[ColumnElemen
         found.append(RolloutRow.id.in_(unread))
     if wanted.stragglers is not None:
         found.append(RolloutRow.id.in_(_stragglers(groups if of_sources else None, runs)) == wanted.stragglers)
-    checks = _given(
-        {
-            ValidationRow.query: wanted.check,
-            ValidationRow.expected: wanted.expected,
-            ValidationRow.actual: wanted.actual,
-        }
-    )
-    if checks:
+    row = ValidationRow
+    if checks := _given({row.query: wanted.check, row.expected: wanted.expected, row.actual: wanted.actual}):
         found.append(RolloutRow.id.in_(select(ValidationRow.rollout_pk).where(*checks)))
     return found + [_has_word(runs, word) for word in wanted.search.split()]
 
@@ -259,16 +254,11 @@ def _second_opinions(runs: RunsOfDatabase, wanted: RolloutFilter) -> list[Column
         found.append(RolloutRow.id.in_(noted.where(NoteRow.text.icontains(wanted.note, autoescape=True))))
     reviewed = select(RolloutOverride.rollout_pk).join(RolloutRow, RolloutOverride.rollout_pk == RolloutRow.id)
     reviewed = reviewed.where(of_runs, is_newest_verdict())
-    is_same = RolloutOverride.success.is_not_distinct_from(RolloutRow.success)
-    match wanted.review:
-        case "none":
-            found.append(RolloutRow.id.not_in(reviewed))
-        case "confirmed":
-            found.append(RolloutRow.id.in_(reviewed.where(is_same)))
-        case "overturned":
-            found.append(RolloutRow.id.in_(reviewed.where(~is_same)))
-        case None:
-            pass
+    is_same = case((RolloutOverride.success.is_(True), "success"), else_="failure") == VERDICT
+    if wanted.review == "none":
+        found.append(RolloutRow.id.not_in(reviewed))
+    elif wanted.review is not None:
+        found.append(RolloutRow.id.in_(reviewed.where(is_same if wanted.review == "confirmed" else ~is_same)))
     return found
 
 

@@ -30,7 +30,7 @@ class SetError(CuaError, ValueError):
 def parse_set(text: str) -> tuple[list[str], RolloutFilter]:
     """The runs and the filter in the query of a set's address; raises `SetError`."""
     try:
-        given = parse_qs(text, max_num_fields=100)
+        given = parse_qs(text, keep_blank_values=True, max_num_fields=100)  # a validator may have read nothing
         run_ids = given.pop("run_id", [])
         if not 1 <= len(run_ids) <= _MOST_RUNS:
             raise ValueError(f"run_id is given {len(run_ids)} times")

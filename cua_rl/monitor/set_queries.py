@@ -192,12 +192,13 @@ def _listed(counts: Counter[str]) -> list[Count]:
 
 
 def tally_of(counts: Iterable[tuple[tuple[str, int], str, int]]) -> Tally:
-    """From how often each verdict was reached at a task and seed; faults and open rollouts have none."""
+    """From how often each verdict was reached at a task and seed; faults have none, and open rollouts say nothing."""
     found: Tally = defaultdict(dict)
     for (task, seed), verdict, num in counts:
-        won, done = found[task].get(seed, (0, 0))
-        is_judged = verdict in ("success", "failure")
-        found[task][seed] = (won + num * (verdict == "success"), done + num * is_judged)
+        seeds = found[task]
+        if verdict != "open":
+            won, done = seeds.get(seed, (0, 0))
+            seeds[seed] = (won + num * (verdict == "success"), done + num * (verdict != "fault"))
     return found
 
 

@@ -20,8 +20,7 @@ from cua_rl.monitor.schemas import Rate
 
 async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
     """Tasks of the run: trained ones, hardest first, then those that are only evaluated."""
-    last_step = await run.session.scalar(select(func.max(Step.step)).where(Step.training_id == run.training.id))
-    is_recent = Step.step > int((last_step or 0) * 0.75)  # the last quarter of the run's steps
+    is_recent = Step.step > int(run.training.num_completed_steps * 0.75)  # the last quarter, and what follows
     successes, rollouts = func.sum(Group.num_successes), func.sum(Group.num_rollouts)
     by_instance = (
         select(

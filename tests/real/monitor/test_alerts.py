@@ -95,7 +95,7 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
     monitor: Monitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     await record(monitor, *_steps(3, CONSTANT))  # what is so already is not told
-    run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour'")
+    run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour', alias = '<!here> & co'")
     databases = Databases([open_database(monitor.url)])
     with caplog.at_level(logging.INFO, logger="cua_rl.monitor.alert_watch"):  # httpx's lines name the address, masked
         async with (
@@ -109,6 +109,7 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
             said = taken[1]
             assert (said["run_id"], said["run_name"], said["kind"]) == ("1", "run", "parity")
             assert said["url"] == "http://monitor/runs/1"
+            assert said["text"].startswith("&lt;!here&gt; &amp; co: ")  # in which Slack calls nobody
             assert "0.5 nats" in said["text"]
             _set_metrics(monitor, "{}")
             while "alert over run=run kind=parity" not in caplog.text:

@@ -1,5 +1,8 @@
 """A tree of rollouts at the monitor: who went on from whom, where, and what became of them."""
 
+from dataclasses import replace
+from typing import Any
+
 from cua_rl.database.recorder import DatabaseRecorder
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, source_events, start, step_end
@@ -40,6 +43,30 @@ async def test_a_rollout_shows_its_tree_and_where_it_parted(monitor: Monitor) ->
     for branch, expected in (("yes", branches), ("no", {*members} - branches)):
         found = await monitor.json("/api/rollouts", run_id="1", branch=branch)
         assert {item["rollout_id"] for item in found["items"]} == expected
+
+
+async def test_the_extremes_of_a_branch_are_not_those_of_the_turns_that_it_shares(monitor: Monitor) -> None:
+    group = grown_group()
+    sibling = group.rollouts[-1]
+    least = min(value for turn in sibling.own_turns for value in turn.model.sampling_logprobs)
+    first = sibling.turns[0]
+    surprise = (*first.model.sampling_logprobs[:-1], 2 * least - 1)
+    shared = replace(first, model=replace(first.model, sampling_logprobs=surprise))
+    rollouts = tuple(
+        replace(one, turns=(shared, *one.turns[1:])) if one.turns[0] == first else one for one in group.rollouts
+    )
+    group = replace(group, rollouts=rollouts)
+    own = {
+        one.rollout_id: tuple((turn.index, turn.model.sampling_logprobs) for turn in one.own_turns) for one in rollouts
+    }
+    async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+        for event in [start(), *source_events(group), replace(step_end(group), training_logprobs=own)]:
+            await recorder.record(event)
+        await recorder.flush()
+
+    rows: list[Any] = run_sql(monitor.url, "SELECT rollout_id, min_logprob FROM rollouts")
+    kept = dict(rows)
+    assert (kept[sibling.parent_id], kept[sibling.rollout_id]) == (2 * least - 1, least)
 
 
 async def test_turns_that_branches_share_count_once_in_figures_of_turns(monitor: Monitor) -> None:

@@ -212,6 +212,17 @@ async def test_a_checkpoint_has_cost_what_the_run_used_until_it_was_made(url: st
     assert (found["training"]["sampled_tokens"], found["evaluations"]["sampled_tokens"]) == (105, 4)
 
 
+async def test_an_evaluation_within_a_step_takes_no_time_from_what_the_step_did_before(url: str) -> None:
+    await record(url, *two_steps())
+    set_clock(url)
+    run_sql(url, "UPDATE evals SET started_at = started_at - interval '50 s', ended_at = ended_at - interval '50 s'")
+
+    async with priced(url, PRICES) as client:
+        found = await cost_of(client, "/api/runs/1/cost")
+    # 110 to 120, within step 2, to which 100 to 110 and 120 to 160 are left
+    assert [found[part]["gpu_s"] for part in ("training", "evaluations")] == pytest.approx([3 * 150, 3 * 10])
+
+
 async def test_turns_that_branches_share_count_once(url: str) -> None:
     group = group_of("a", EASY, [(100, 0, 10, 1.0), (200, 0, 20, 2.0)], [(100, 0, 10, 1.0), (300, 0, 30, 3.0)])
     parent, child = group.rollouts

@@ -1,11 +1,20 @@
 """Notes and tags of people on runs, rollouts and turns, and the sets that they make."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.monitor.app import guard, make_app
+from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.security import AccessRules
 from tests.real.database.conftest import run_sql
-from tests.real.monitor.conftest import Monitor
+from tests.real.database.recorded import IMAGE_TOKEN, start
+from tests.real.monitor.conftest import WRITE_TOKEN, Monitor
 from tests.real.monitor.test_run_figures import EASY, HARD, record, source_of, trained
 
 pytestmark = pytest.mark.asyncio
@@ -113,6 +122,22 @@ async def test_every_answer_that_names_a_run_names_its_alias(monitor: Monitor) -
     ]
     assert {(one["alias"], one["run_name"]) for one in answers} == {("the good one", step["run_name"])}
     assert "<title>the good one, " in (await monitor.get(f"{run}/rollouts/{rollout}/page")).text
+
+
+async def test_a_folder_of_several_runs_is_not_called_like_one_of_them(monitor: Monitor, tmp_path: Path) -> None:
+    rules = AccessRules(write_token=WRITE_TOKEN)
+    app = make_app(Databases([open_database(monitor.url, folder=tmp_path)]), rules)
+    transport = httpx.ASGITransport(app=guard(app, rules), raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {WRITE_TOKEN}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+        await record(monitor, *source_of("step", 1, (EASY, (True,))), trained(1))
+        await client.put("/api/runs/1/mark", json={"alias": "alone"})
+        async with DatabaseRecorder(monitor.url, image_token_id=IMAGE_TOKEN) as recorder:
+            await recorder.record(replace(start(), run_name="another model"))
+        await client.put("/api/runs/2/mark", json={"alias": "one of two"})
+        found = await client.get("/api/runs")
+    assert [run["alias"] for run in found.json()["items"]] == ["one of two", "alone"]
+    assert json.loads((tmp_path / "mark.json").read_text())["alias"] == "alone"
 
 
 async def test_notes_go_with_their_rollout(monitor: Monitor) -> None:

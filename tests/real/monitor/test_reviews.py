@@ -51,6 +51,17 @@ async def test_success_as_reviewed_counts_the_newest_verdicts_and_what_was_recor
     assert {one["rollout_id"] for one in sets["none"]} == every - {won["rollout_id"], lost["rollout_id"]}
 
 
+async def test_a_person_who_sees_no_success_confirms_a_rollout_of_which_none_was_recorded(monitor: Monitor) -> None:
+    await record(monitor, *source_of("step", 1, (EASY, (True, False))), trained(1))
+    run_sql(monitor.url, "UPDATE rollouts SET success = NULL WHERE NOT success")  # as other systems send it
+    (lost,) = await _list(monitor, verdict="failure")
+    await _verdict(monitor, lost, False)
+
+    found = await monitor.json("/api/rollouts/summary", run_id=1)
+    assert found["reviews"] == [{"recorded": "failure", "success": False, "count": 1}]
+    assert [len(await _list(monitor, review=review)) for review in ("confirmed", "overturned")] == [1, 0]
+
+
 async def test_a_verdict_on_a_fault_changes_no_rate(monitor: Monitor) -> None:
     await record(monitor, *source_events(make_group(seed=3)))
     (fault,) = await _list(monitor, verdict="fault")

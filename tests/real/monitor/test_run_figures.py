@@ -94,6 +94,17 @@ async def record(monitor: Monitor, *events: Event) -> None:
             await recorder.record(event)
 
 
+async def test_the_last_quarter_of_a_task_is_the_set_to_which_its_number_leads(monitor: Monitor) -> None:
+    events = [one for step in (1, 2, 3) for one in (*source_of("step", step, (EASY, (True, False))), trained(step))]
+    await record(monitor, *events, *source_of("step", 4, (EASY, (False, False))))  # which goes on
+
+    (task,) = await monitor.json(f"{RUN}/tasks")
+    first = int(0.75 * (await monitor.json(RUN))["num_completed_steps"]) + 1
+    wanted = {"run_id": 1, "phase": "step", "min_step": first, "status": "completed"}
+    assert (await monitor.json("/api/rollouts/summary", **wanted))["success"]["num_rollouts"] == 4
+    assert (task["recent"]["num_successes"], task["recent"]["num_rollouts"]) == (1, 4)
+
+
 async def test_a_step_under_way_is_shown_apart_from_the_finished_ones(monitor: Monitor) -> None:
     first = source_of("step", 1, (EASY, (True, True)), (HARD, (True, False)))  # 3 of 4
     running = source_of("step", 2, (EASY, (False, False)))  # the short rollouts, which failed

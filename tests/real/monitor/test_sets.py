@@ -47,7 +47,7 @@ async def test_every_number_of_a_summary_is_the_size_of_the_set_that_it_names(sh
         ("faults", "fault"),
     ):
         named += [(one["count"], {name: one["name"]}) for one in found[field]]
-    named += [(one["count"], {"verdict": "failure", "cause": one["name"]}) for one in found["causes"]]
+    named += [(one["count"], {"cause": one["name"]}) for one in found["causes"]]
     named += [(one["num_rollouts"], {"task_id": one["task_id"]}) for one in found["tasks"]]
     for step in found["steps"]:
         place = {"phase": step["phase"], "step": step["step"]}
@@ -171,6 +171,33 @@ async def test_a_set_of_runs_in_two_databases_is_merged_with_the_latest_first(
         assert [item["run_id"] for item in items] == ["other.1", "1", "1", "other.1", "1", "1", "other.1"]
     finally:
         drop_database(server_url, "second")
+
+
+async def test_tasks_whose_rollouts_go_on_are_not_lost_to_faults(monitor: Monitor) -> None:
+    *events, _ = source_of("step", 1, (EASY, (True, False)), (HARD, (True, True)))
+    await record(monitor, *events)  # the group of the hard task has not ended
+
+    found = await monitor.json("/api/rollouts/summary", run_id="1")
+    success = found["success"]
+    assert (success["num_rollouts"], success["rate"], success["num_lost_tasks"]) == (2, 0.5, 0)
+    done = await monitor.json("/api/rollouts/summary", run_id="1", status="completed")
+    assert success == done["success"]
+    tasks = {one["task_id"]: (one["num_rollouts"], one["success"]["rate"]) for one in found["tasks"]}
+    assert tasks == {EASY.task_id: (2, 0.5), HARD.task_id: (2, None)}
+    compared = await monitor.json("/api/rollouts/compare", first="run_id=1", second="run_id=1&verdict=open")
+    assert (compared["difference"], compared["second"]["success"]["num_lost_tasks"]) == (None, 0)
+
+
+async def test_a_validator_that_read_nothing_makes_a_set_of_its_own(monitor: Monitor) -> None:
+    await record(monitor, *source_of("step", 1, (EASY, (True, False)), (HARD, (False, False))), trained(1))
+    run_sql(monitor.url, "UPDATE validations SET actual = '' WHERE id = (SELECT min(id) FROM validations)")
+
+    items = await _list(monitor, actual="")
+    assert len(items) == 1
+    path = f"/api/runs/1/rollouts/{items[0]['rollout_id']}/place"
+    assert (await monitor.json(path, of="run_id=1&actual="))["num_rollouts"] == 1
+    found = await monitor.json("/api/rollouts/compare", first="run_id=1&actual=", second="run_id=1")
+    assert found["first"]["success"]["num_rollouts"] == 1
 
 
 async def test_sets_are_compared_by_task_instance_where_they_share_them(monitor: Monitor) -> None:
