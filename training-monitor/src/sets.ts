@@ -1,3 +1,4 @@
+import { isMissing } from "./api/paths";
 import { words } from "./format";
 
 /** Sets of rollouts as addresses: the parameters of the filter, in words, and smaller sets of a set. */
@@ -45,6 +46,7 @@ const PHASES: Record<string, string> = { step: "training steps", eval: "evaluati
 /** A value of the filter in words. */
 export function shownValue(name: string, value: string): string {
   if (name === "phase") return PHASES[value] ?? value;
+  if (value === "") return "nothing";
   if (name === "stragglers") return value === "true" ? "only" : "without";
   return ["cause", "stop_reason", "failure_kind"].includes(name) ? words(value) : value;
 }
@@ -63,11 +65,11 @@ export function describeSet(set: URLSearchParams): string {
   return parts.join(" · ") || "all rollouts";
 }
 
-/** The address of the set with these parameters changed; an empty one is taken away. */
+/** The address of the set with these parameters changed; an empty one is taken away, unless a validator may have read nothing. */
 export function narrowed(set: URLSearchParams, changes: Record<string, string>): string {
   const next = new URLSearchParams(set);
   for (const [name, value] of Object.entries(changes)) {
-    if (value === "") next.delete(name);
+    if (isMissing(name, value)) next.delete(name);
     else next.set(name, value);
   }
   return `/rollouts?${next.toString()}`;

@@ -1,6 +1,7 @@
 """Queries in SQL from a run's page: few clicks lead to a table, a chart and the rollouts behind them."""
 
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -76,6 +77,17 @@ async def test_a_query_is_written_run_charted_and_saved_by_keyboard(window: Wind
     await bars.first.wait_for()
     await page.get_by_role("button", name="Delete my stops").click()
     assert await page.get_by_role("button", name="my stops", exact=True).count() == 0
+
+
+async def test_texts_of_a_saved_result_are_no_formulas_and_numbers_stay_numbers(window: Window, tmp_path: Path) -> None:
+    page, run = window.page, window.site.ended.run_id
+    sql = """SELECT '=HYPERLINK("http://evil")' AS a, -2.5 AS b, '@x' AS c, '-7' AS d"""
+    await window.open(f"/runs/{run}?tab=sql&sql={quote(sql)}")
+    await page.get_by_role("button", name="Run", exact=True).click()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Save as CSV").click()
+    await (await download.value).save_as(tmp_path / "saved.csv")
+    assert (tmp_path / "saved.csv").read_text() == """a,b,c,d\n"'=HYPERLINK(""http://evil"")",-2.5,'@x,-7\n"""
 
 
 async def test_a_link_fills_a_query_in_and_does_not_run_it(window: Window) -> None:

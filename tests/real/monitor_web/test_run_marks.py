@@ -63,6 +63,7 @@ async def test_an_alias_stands_wherever_the_run_is_named_with_its_name_in_the_ti
         f"/runs/{run}/rollouts/{first['rollout_id']}",
         f"/runs/{run}/tasks/{first['task_id']}",
         f"/rollouts?run_id={run}",
+        f"/pair?of={run}/{first['rollout_id']}&of={run}/{rollouts[1]['rollout_id']}",
     ):
         await window.open(path)
         crumb = page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name=alias)

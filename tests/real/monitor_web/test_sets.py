@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cua_rl.events import StepTrained
+from tests.real.database.conftest import run_sql
 from tests.real.monitor_web.conftest import NUM_STEPS, Window
 from tests.real.monitor_web.runs import WIFI, add_run, begin, evaluation, finished, remove, step
 
@@ -59,6 +60,32 @@ async def test_failures_of_wi_fi_tasks_in_evaluations_are_three_clicks_away(wind
     rows = await _rows(window, len(lost))
     assert {row.rsplit("/", 1)[1] for row in rows} == {one["rollout_id"] for one in lost}
     assert hand.num_clicks <= 3
+    await remove(window, [run])
+
+
+async def test_no_count_leads_to_a_larger_set_than_it_counts(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    run = await add_run(url, begin("counted"), *step(1, prefix="counted"), finished())
+    mine = (
+        f"SELECT min(rollout_pk) FROM validations JOIN rollouts ON rollouts.id = rollout_pk WHERE training_id = {run}"
+    )
+    run_sql(url, f"UPDATE validations SET actual = '' WHERE rollout_pk = ({mine})")
+    await window.open(f"/rollouts?run_id={run}&view=summary")
+    await page.locator("tr:has(td:nth-child(3) .clamp-2:empty)").get_by_role("link", name="1").click()
+    await _rows(window, 1)
+
+    both, second, *_ = [one["rollout_id"] for one in await _items(window, f"run_id={run}")]
+    for rollout, tag in ((both, "one"), (both, "two"), (second, "two")):
+        run_sql(
+            url,
+            "INSERT INTO notes (training_id, rollout_pk, tag, actor) "
+            f"SELECT training_id, id, '{tag}', 'Ada' FROM rollouts "
+            f"WHERE training_id = {run} AND rollout_id = '{rollout}'",
+        )
+    await window.open(f"/rollouts?run_id={run}&tag=one&view=summary")
+    bars = page.locator(".count-bars li")
+    await bars.filter(has_text=re.compile("^one")).get_by_role("link").wait_for()
+    assert await bars.filter(has_text=re.compile("^two")).get_by_role("link").count() == 0  # the set of two is larger
     await remove(window, [run])
 
 

@@ -104,11 +104,16 @@ export function align(all: readonly (readonly { x: number; y: number | null }[])
   return { x, columns };
 }
 
-function csvCell(value: string | number | null): string {
-  if (value === null) return "";
-  const text = String(value);
-  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+type CsvCell = string | number | null;
+
+/** A text that a spreadsheet would take for a formula begins with an apostrophe: models and other machines write some. */
+function csvCell(value: CsvCell): string {
+  const isFormula = typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value));
+  const text = `${isFormula ? "'" : ""}${value ?? ""}`;
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
+
+export const csvOf = (rows: readonly (readonly CsvCell[])[]) => `${rows.map((row) => row.map(csvCell).join(",")).join("\n")}\n`;
 
 /** The values as they are stored, without smoothing. */
 export function toCsv(xLabel: string, series: readonly Series[]): string {
@@ -125,7 +130,7 @@ export function toCsv(xLabel: string, series: readonly Series[]): string {
     }),
   );
   const lines = x.map((value, row) => [value, ...columns.map((column) => column[row] ?? null)]);
-  return [[xLabel, ...names], ...lines].map((line) => line.map(csvCell).join(",")).join("\n") + "\n";
+  return csvOf([[xLabel, ...names], ...lines]);
 }
 
 /** Hand a file to the reader. */

@@ -62,7 +62,7 @@ function CostStats({ cost, children }: { cost: Cost; children?: ReactNode }) {
 }
 
 /** One row for each task, step or checkpoint, with what it used. */
-function CostTable<Row>(props: { first: string; rows: readonly Row[]; size: number; costOf: (row: Row) => Cost; name: (row: Row) => ReactNode; keyOf: (row: Row) => string; rollouts: (row: Row) => string }) {
+function CostTable<Row>(props: { first: string; rows: readonly Row[]; size: number; costOf: (row: Row) => Cost; name: (row: Row) => ReactNode; keyOf: (row: Row) => string; rollouts?: (row: Row) => string }) {
   const { rows, costOf } = props;
   const { shown, more } = useMore(rows, props.size);
   const amounts = AMOUNTS.filter((amount) => rows.some((row) => amount.of(costOf(row))));
@@ -85,7 +85,7 @@ function CostTable<Row>(props: { first: string; rows: readonly Row[]; size: numb
               return (
                 <tr key={props.keyOf(row)}>
                   <td className="wrap">{props.name(row)}</td>
-                  <td className="right"><Link className="text-link" to={props.rollouts(row)}>{cost.num_rollouts.toLocaleString("en-US")}</Link></td>
+                  <td className="right">{props.rollouts ? <Link className="text-link" to={props.rollouts(row)}>{cost.num_rollouts.toLocaleString("en-US")}</Link> : cost.num_rollouts.toLocaleString("en-US")}</td>
                   {priced && <td className="right"><b>{formatDollars(cost.total_usd)}</b></td>}
                   {amounts.map((amount) => <td key={amount.label} className="right">{amount.format(amount.of(cost))}</td>)}
                 </tr>
@@ -164,7 +164,6 @@ function RunCostView({ run, found }: { run: Run; found: RunCost }) {
             costOf={(one) => one.cost}
             keyOf={(one) => String(one.step)}
             name={(one) => <>step {one.step} <span className="faint">{[one.is_checkpoint && "checkpoint", one.success?.rate != null && `held-out success ${formatPercent(one.success.rate, 1)}`].filter(Boolean).join(", ")}</span></>}
-            rollouts={(one) => setPage({ run_id: run.run_id, phase: "step", max_step: one.step })}
           />
         </Panel>
       )}

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "react";
 import { request, useQuery, type Query } from "../api/cache";
-import { rolloutPage, rolloutPath, runPage, sourceName, tokensPath } from "../api/paths";
+import { rolloutPage, rolloutPath, sourceName, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatNumber, formatSigned } from "../format";
 import { describeAction } from "../rollout/actions";
@@ -9,6 +9,7 @@ import { Screenshot, screenshotUrl } from "../rollout/Screenshot";
 import { TokenStrip } from "../rollout/TokenStrip";
 import { endText, shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
+import { nameOf, runCrumb } from "../runs";
 import { useShortcuts } from "../ui/keys";
 import { Empty, Loaded, Outcome, PageHead, Panel, Segments } from "../ui/parts";
 
@@ -54,7 +55,7 @@ function PairView({ left, right }: { left: Rollout; right: Rollout }) {
   return (
     <>
       <PageHead
-        crumbs={[{ label: "Runs", to: "/" }, { label: left.run_name, to: runPage(left.run_id) }, { label: "Side by side" }]}
+        crumbs={[{ label: "Runs", to: "/" }, runCrumb(left), { label: "Side by side" }]}
         title="Two rollouts"
         note={<span data-testid="parted">{parted === null ? "They are equal, turn by turn." : parted === 0 ? "They differ from the first turn." : `They are equal up to turn ${parted}, and differ from turn ${parted + 1}.`}</span>}
       />
@@ -100,7 +101,7 @@ function useParted(left: Rollout, right: Rollout): number | null {
 const useTokens = (rollout: Rollout, turn: TurnDetail | undefined) => useQuery<TurnTokens>(turn ? tokensPath(rollout.run_id, rollout.rollout_id, turn.turn_index) : null);
 
 function Side({ rollout, turn, tokens, screens }: { rollout: Rollout; turn: TurnDetail | undefined; tokens: Query<TurnTokens>; screens: Screens }) {
-  const name = `${rollout.run_name}, ${sourceName(rollout.phase, rollout.step)}, rollout ${rollout.member_index + 1}`;
+  const name = `${nameOf(rollout)}, ${sourceName(rollout.phase, rollout.step)}, rollout ${rollout.member_index + 1}`;
   const head = (
     <div className="pair-head">
       <Link className="run-name" data-row to={rolloutPage(rollout.run_id, rollout.rollout_id, turn?.turn_index)}>{rollout.instruction ?? rollout.task_id}</Link>

@@ -3,7 +3,7 @@ import { ApiError, request, useQuery } from "../api/cache";
 import { rolloutPage, sqlPath, taskPage } from "../api/paths";
 import type { Run, SqlAnswer, SqlPage, SqlTable } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
-import { download, paletteColor, type Series } from "../charts/series";
+import { csvOf, download, paletteColor, type Series } from "../charts/series";
 import { formatDuration, formatNumber, plural } from "../format";
 import { Link, useSearchParam } from "../router";
 import { Empty, Loaded, Panel, Problem } from "../ui/parts";
@@ -142,9 +142,7 @@ function Answer({ run, answer }: { run: Run; answer: SqlAnswer }) {
   const { columns, rows } = answer;
   const { shown, more } = useMore(rows, 100);
   const save = () => {
-    const quoted = (value: string | null) => (value === null ? "" : /[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-    const lines = [columns.map((column) => column.name), ...rows].map((row) => row.map(quoted).join(","));
-    download(`query-${run.run_name}.csv`, new Blob([lines.join("\n")], { type: "text/csv" }));
+    download(`query-${run.run_name}.csv`, new Blob([csvOf([columns.map((column) => column.name), ...rows])], { type: "text/csv" }));
   };
   return (
     <>

@@ -21,12 +21,14 @@ type Props = { summary: SetSummary; set: URLSearchParams };
 /** A set of rollouts, counted; every bar, point and row leads to the smaller set that it stands for. */
 export function SetFigures({ summary, set }: Props) {
   if (summary.num_rollouts === 0) return <Empty title="No rollout"><p>No rollout of these runs matches; remove a part of the filter.</p></Empty>;
-  const parts: readonly { title: string; counts: readonly Count[]; to: (name: string) => string; labels?: Record<string, string> }[] = [
+  // a rollout may have several of these, of which the address names one
+  const other = (name: string, value: string) => (set.has(name) && set.get(name) !== value ? undefined : narrowed(set, { [name]: value }));
+  const parts: readonly { title: string; counts: readonly Count[]; to: (name: string) => string | undefined; labels?: Record<string, string> }[] = [
     { title: "Verdicts", counts: summary.verdicts, to: (verdict) => narrowed(set, { verdict }), labels: VERDICTS },
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },
     { title: "How they ended", counts: summary.stops, to: (stop_reason) => narrowed(set, { stop_reason }) },
-    { title: "Unparseable responses", counts: summary.turn_failures, to: (failure_kind) => narrowed(set, { failure_kind }) },
-    { title: "Tags", counts: summary.tags, to: (tag) => narrowed(set, { tag }), labels: Object.fromEntries(summary.tags.map((one) => [one.name, one.name])) },
+    { title: "Unparseable responses", counts: summary.turn_failures, to: (kind) => other("failure_kind", kind) },
+    { title: "Tags", counts: summary.tags, to: (tag) => other("tag", tag), labels: Object.fromEntries(summary.tags.map((one) => [one.name, one.name])) },
     { title: "Categories", counts: summary.categories, to: (category) => narrowed(set, { category }) },
     { title: `Infrastructure faults${summary.num_faults > summary.faults.length ? `, the ${summary.faults.length} most frequent of ${summary.num_faults}` : ""}`, counts: summary.faults, to: (fault) => narrowed(set, { fault }) },
   ];

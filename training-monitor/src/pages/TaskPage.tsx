@@ -140,7 +140,7 @@ function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
 }
 
 /** `to` is where a bar leads: to what it counts. */
-type Bar = { name: string; count: number; label?: string | undefined; to?: string };
+type Bar = { name: string; count: number; label?: string | undefined; to?: string | undefined };
 
 /** Counts as bars, the longest as wide as its column. */
 export function CountBars({ counts, rest }: { counts: readonly Bar[]; rest?: Parameters<typeof useMore>[2] }) {
