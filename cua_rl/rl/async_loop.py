@@ -252,7 +252,7 @@ class _AsyncRun:
             while (batch := self._buffer.take_batch()) is None:
                 await self._changed.wait()
             self._changed.notify_all()
-        return [finished.scored for finished in batch]
+        return batch
 
     async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
         """Record which groups a step takes, check their lag, and probe parity, on others if none of these is fresh."""

@@ -36,23 +36,13 @@ class Place:
 
     ordinal: int
     """Index of its task instance in the run, 0-based: groups start in this order."""
-    policy_step: int
-    """Steps completed by the policy that was announced when the group started: no turn is of an older one."""
     last_step: int
     """The last step that may train it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedGroup:
-    """A group that waits to be trained."""
-
-    place: Place
-    scored: ScoredGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingGroup:
-    """A group that finished in an earlier attempt of the run, and the last step that may train it."""
+    """A group that has finished, and the last step that may train it."""
 
     scored: ScoredGroup
     last_step: int
@@ -83,15 +73,12 @@ class GroupBuffer:
     """To be restarted: these groups were running when an earlier attempt of the run died."""
     _next_ordinal: int = 0
     _running: dict[int, Place] = field(default_factory=dict[int, Place])
-    _finished: dict[int, FinishedGroup] = field(default_factory=dict[int, FinishedGroup])
+    _finished: dict[int, WaitingGroup] = field(default_factory=dict[int, WaitingGroup])
     _dropped: list[ScoredGroup] = field(default_factory=list[ScoredGroup])
 
     def restore(self, done: Collection[int], kept: Iterable[WaitingGroup]) -> None:
         """Continue an attempt: `done` ordinals are trained, `kept` groups wait, others up to these start again."""
-        for waiting in kept:
-            ordinal = waiting.scored.group.index
-            place = Place(ordinal=ordinal, policy_step=self.announced_step, last_step=waiting.last_step)
-            self._finished[ordinal] = FinishedGroup(place=place, scored=waiting.scored)
+        self._finished |= {waiting.scored.group.index: waiting for waiting in kept}
         known = {*done, *self._finished}
         self._next_ordinal = max(known, default=-1) + 1
         self._ordinals.extend(ordinal for ordinal in range(self._next_ordinal) if ordinal not in known)
@@ -129,7 +116,7 @@ class GroupBuffer:
         else:
             ordinal, self._next_ordinal = self._next_ordinal, self._next_ordinal + 1
         last_step = min(self.announced_step + self.max_lag + 1, self.max_steps)
-        place = self._running[ordinal] = Place(ordinal=ordinal, policy_step=self.announced_step, last_step=last_step)
+        place = self._running[ordinal] = Place(ordinal=ordinal, last_step=last_step)
         return place
 
     def finish(self, place: Place, scored: ScoredGroup) -> bool:
@@ -138,37 +125,34 @@ class GroupBuffer:
         if scored.group.is_constant and len(self._dropped) < self.max_drops_per_batch:
             self._dropped.append(scored)
             return True
-        self._finished[place.ordinal] = FinishedGroup(place=place, scored=scored)
+        self._finished[place.ordinal] = WaitingGroup(scored=scored, last_step=place.last_step)
         return False
 
     def announce(self, num_steps: int) -> None:
         """From now on, new turns are sampled with policy `num_steps`."""
         self.announced_step = num_steps
 
-    def take_batch(self) -> list[FinishedGroup] | None:
+    def take_batch(self) -> list[ScoredGroup] | None:
         """The groups of the next step in the order of their ordinals, or None if they have not all finished."""
         # for each relevant t, how many groups with last step at t or earlier this batch must take
-        last_steps = [place.last_step for place in self._running.values()]
-        last_steps += [finished.place.last_step for finished in self._finished.values()]
+        last_steps = [group.last_step for group in (*self._running.values(), *self._finished.values())]
         needed = [
             (t, sum(last <= t for last in last_steps) - (t - self.next_step) * self.groups_per_batch)
             for t in sorted(set(last_steps))
         ]
-        chosen: list[FinishedGroup] = []
-        for finished in self._finished.values():
+        chosen: list[int] = []
+        for ordinal, finished in self._finished.items():
             left = self.groups_per_batch - len(chosen) - 1
-            after = [(t, number - (finished.place.last_step <= t)) for t, number in needed]
+            after = [(t, number - (finished.last_step <= t)) for t, number in needed]
             if all(number <= left for _, number in after):
-                chosen.append(finished)
+                chosen.append(ordinal)
                 needed = after
             if len(chosen) == self.groups_per_batch:
                 break
         else:
             return None
-        for finished in chosen:
-            del self._finished[finished.place.ordinal]
         self.next_step += 1
-        return sorted(chosen, key=lambda finished: finished.place.ordinal)
+        return [self._finished.pop(ordinal).scored for ordinal in sorted(chosen)]
 
     def take_dropped(self) -> list[ScoredGroup]:
         """The constant groups that were replaced since the last call."""
