@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_BASE_URL = "http://localhost:3000"
 
+_MAX_ATTEMPTS, _REQUEST_TIMEOUT_S = 5, 30.0
 _PATIENCE_TURNS = 2
 """Number of further answers after which a turn without a report is passed on."""
 _NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -56,16 +57,15 @@ class RunStatus:
 class MiniAgentClient:
     """One gbox-mini-agent server; an async context manager."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 30.0, max_attempts: int = 5, retry_s: float = 0.5) -> None:
+    def __init__(self, base_url: str, *, retry_s: float) -> None:
         self._base_url = base_url.rstrip("/")
-        self._max_attempts = max_attempts
         self._retry_s = retry_s
-        self._http = httpx.AsyncClient(base_url=self._base_url, timeout=timeout_s, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=self._base_url, timeout=_REQUEST_TIMEOUT_S, trust_env=False)
 
     async def start(self, body: Json) -> str:
         """Start a run and return its id; retries only if no run can have been started."""
         failure = ""
-        for attempt in range(self._max_attempts):
+        for attempt in range(_MAX_ATTEMPTS):
             await asyncio.sleep(self._retry_s * attempt)
             try:
                 response = await self._http.post("/runs", json=body)
@@ -97,7 +97,7 @@ class MiniAgentClient:
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
         failure = ""
-        for attempt in range(self._max_attempts):
+        for attempt in range(_MAX_ATTEMPTS):
             await asyncio.sleep(self._retry_s * attempt)
             try:
                 response = await self._http.get(path, params=query)
@@ -128,7 +128,6 @@ class MiniAgent:
     max_run_time_s: float = 600.0
     max_step_time_s: float = 120.0
     poll_s: float = 3.0
-    request_timeout_s: float = 30.0
     retry_s: float = 0.5
     slack_s: float = 60.0
     """Time beyond the server's own limits after which its run counts as hung."""
@@ -151,7 +150,7 @@ class MiniAgent:
         clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
-        client = MiniAgentClient(self.base_url, timeout_s=self.request_timeout_s, retry_s=self.retry_s)
+        client = MiniAgentClient(self.base_url, retry_s=self.retry_s)
         with access.expose(task.rollout_id, watch) as address:
             body = {
                 "task": task.instruction,

@@ -9,11 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 from cua_rl.database.columns import AnyJson
 from cua_rl.database.models import Base
 
-REQUEST_STATUSES = ("waiting", "done", "failed", "refused")
 
-
-def _owned_by(target: str, *, index: bool = True) -> Mapped[Any]:
-    return mapped_column(ForeignKey(target, ondelete="CASCADE"), index=index)
+def _owned_by(target: str) -> Mapped[Any]:
+    return mapped_column(ForeignKey(target, ondelete="CASCADE"), index=True)
 
 
 class TinkerKey(Base):

@@ -6,12 +6,12 @@ leased again; all others are closed after one lease.
 
 import asyncio
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.environments.device import Device, DeviceAbilities
@@ -121,12 +121,10 @@ class DevicePool:
         max_devices: int,
         reset_device: ResetDevice | None = None,
         limits: PoolLimits | None = None,
-        random: Random | None = None,
     ) -> None:
         self._make_device = make_device
         self._reset_device = reset_device
         self._limits = limits or PoolLimits()
-        self._random = random or Random()
         self._slots = asyncio.Semaphore(max_devices)
         self._idle: deque[Device] = deque()
         self._ending: set[asyncio.Task[None]] = set()
@@ -257,7 +255,7 @@ class DevicePool:
     def _pause_s(self, error: DeviceError, attempt: int) -> float:
         longest = min(self._limits.retry_first_s * 2 ** (attempt - 1), self._limits.retry_longest_s)
         told = error.retry_after_s if isinstance(error, DeviceQuotaError) else None
-        return max(told or 0.0, longest * self._random.uniform(0.5, 1.0))
+        return max(told or 0.0, longest * random.uniform(0.5, 1.0))
 
     async def _end(self, tenancy: _Tenancy) -> None:
         """Keep or close what a lease held, then free its slot."""

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 Api = Literal["responses", "chat"]
 MAX_RETRIES = 5  # the openai package waits as long as the endpoint asks, or longer each time
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,10 @@ class _OpenRollout:
 class EndpointAccess:
     """The model access of a `RolloutRunner` over an endpoint; an async context manager, which alone holds the key."""
 
-    def __init__(self, model: RemoteModel, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
+    def __init__(self, model: RemoteModel, api_key: str, params: SamplingParams) -> None:
         self._model = model
         self._api_key = api_key
         self._params = params
-        self._timeout_s = timeout_s
         self._rollouts: dict[str, _OpenRollout] = {}
         self._client: AsyncOpenAI | None = None
 
@@ -165,7 +165,7 @@ class EndpointAccess:
 
     async def __aenter__(self) -> Self:
         self._client = external_client(
-            self._model.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=self._timeout_s
+            self._model.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=TIMEOUT_S
         )
         return self
 

@@ -131,13 +131,11 @@ class Pressure:
             self.limit.grow()
 
 
-async def follow_load(
-    fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit, interval_s: float = INTERVAL_S
-) -> None:
+async def follow_load(fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit) -> None:
     """Adapt the limit until cancelled. A failed measurement is skipped: the server's owner handles its end."""
     pressure = Pressure(limit)
     while True:
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(INTERVAL_S)
         try:
             load = await fetch_load()
         except SamplingError as error:

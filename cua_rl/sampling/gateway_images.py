@@ -23,9 +23,8 @@ _IMAGE_TYPES = ("image_url", "input_image")
 class ImageFetcher:
     """Replaces links by `data:` URLs, because links expire; without allowed hosts, parsing refuses links."""
 
-    def __init__(self, allowed_hosts: Sequence[str] = (), *, timeout_s: float = 60.0) -> None:
+    def __init__(self, allowed_hosts: Sequence[str] = ()) -> None:
         self._allowed_hosts = frozenset(allowed_hosts)
-        self._timeout_s = timeout_s
         self._cached: dict[str, str] = {}
         self._fetching: dict[str, asyncio.Task[str]] = {}
         self._places = asyncio.Semaphore(_MAX_FETCHES)
@@ -78,7 +77,7 @@ class ImageFetcher:
         refused = RequestError(expected=f"an image at {shown}", got="no such image, or one too large", do="send it")
         data = bytearray()
         try:
-            async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
                 # no redirects, which could lead to a host that is not allowed
                 async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
                     # refuse compression: a body can expand a thousandfold

@@ -35,12 +35,10 @@ class AdbPhones:
         serials: Sequence[str] = (),
         *,
         adb: str = "adb",
-        settle_s: float = 1.0,
         connect: Callable[[str], AndroidConnection] | None = None,
     ) -> None:
         self._wanted = tuple(serials)
         self._adb = adb
-        self._settle_s = settle_s
         self._connect: Callable[[str], AndroidConnection] = connect or partial(AdbShell, adb=adb)
         self._serials: tuple[str, ...] = ()
         self._free: deque[str] = deque()
@@ -61,9 +59,7 @@ class AdbPhones:
         except BaseException:
             self._free.append(serial)  # at the end: the next try gets another phone, where there is one
             raise
-        return AndroidDevice(
-            connection, device_id=serial, settle_s=self._settle_s, give_back=lambda: self._free.append(serial)
-        )
+        return AndroidDevice(connection, device_id=serial, give_back=lambda: self._free.append(serial))
 
     async def reset(self, device: Device, request: DeviceRequest) -> Device:
         """The same phone at home again; raises `DeviceError` if it does not answer."""

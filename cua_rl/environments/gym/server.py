@@ -110,13 +110,7 @@ async def _evaluate(device: Device, answer: str | None) -> Validation:
     )
 
 
-def fetch_gym_tasks(
-    base_url: str = DEFAULT_BASE_URL,
-    gym_id: str = DEFAULT_GYM_ID,
-    *,
-    retry_s: float = 0.5,
-    connect_timeout_s: float = CONNECT_TIMEOUT_S,
-) -> list[GymTask]:
+def fetch_gym_tasks(base_url: str, gym_id: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> list[GymTask]:
     """All tasks of a gym, by id; raises `ConfigError` if the server does not list them.
 
     Rows of the list that say too little are completed by asking for their task.
@@ -126,7 +120,7 @@ def fetch_gym_tasks(
     timeout = httpx.Timeout(LIST_TIMEOUT_S, connect=connect_timeout_s)
     with httpx.Client(base_url=base_url.rstrip("/"), timeout=timeout, trust_env=False) as client:
         path = f"/api/v1/{quote(gym_id, safe='')}/tasks"
-        listed = _get(client, path, retry_s)
+        listed = _get(client, path)
         rows = sequence(listed) or sequence(mapping(listed).get("tasks"))
         if not rows:
             raise ConfigError(f"expected tasks at {base_url}{path}, got {str(listed)[:200]}; check gym_id")
@@ -138,7 +132,7 @@ def fetch_gym_tasks(
                 fields.get(name) is not None for name in ("description", "env_config", "env", "evaluation")
             )
             if identifier is not None and not is_complete:
-                answer = mapping(_get(client, f"{path}/{quote(identifier, safe='')}", retry_s))
+                answer = mapping(_get(client, f"{path}/{quote(identifier, safe='')}"))
                 fields = {**fields, **(mapping(answer.get("task")) or answer)}
             return parse_gym_task(fields, base_url=base_url, gym_id=gym_id)
 
@@ -197,12 +191,12 @@ def split_gym_tasks(
     return [task for task in ordered if task.ref not in held_out], [task for task in ordered if task.ref in held_out]
 
 
-def _get(client: "httpx.Client", path: str, retry_s: float) -> object:
+def _get(client: "httpx.Client", path: str) -> object:
     import httpx
 
     failure = ""
     for attempt in range(MAX_LIST_ATTEMPTS):
-        time.sleep(retry_s * attempt)
+        time.sleep(0.5 * attempt)
         try:
             response = client.get(path)
             if response.is_success:
