@@ -1,5 +1,6 @@
 """The monitor's web server: read API, ingest, live events, and the built web app."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
+from cua_rl.host.request_limits import BodyBudget
 from cua_rl.monitor import benchmark_routes, ingest, live, notes, rollout_routes, run_routes, security, sql_routes
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
@@ -55,7 +57,7 @@ def make_app(
     app.state.databases = databases
     app.state.rules = rules
     app.state.sessions = security.Sessions()
-    app.state.ingest = ingest.IngestState()
+    app.state.ingest_budgets, app.state.ingest_turn = dict[int, BodyBudget](), asyncio.Lock()
     app.state.feed = feed or LiveFeed()
     app.state.results_folder = results_folder
     app.state.prices = prices or Prices()

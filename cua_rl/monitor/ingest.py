@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Any, TypeVar
@@ -87,16 +87,6 @@ class _Batch:
         return row_id
 
 
-@dataclass(slots=True)
-class IngestState:
-    """What the batches that arrive at the same time share."""
-
-    budgets: dict[int, BodyBudget] = field(default_factory=dict[int, BodyBudget])
-    """Budget of each project."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the batch that is being stored: waiting for the database's one writer takes no thread."""
-
-
 class _IngestRoute(BodyRoute):
     """A route for projects: their token is looked up before a body is read."""
 
@@ -109,8 +99,7 @@ class _IngestRoute(BodyRoute):
             project = (await session.execute(project_of(token))).one_or_none()
         if project is None:
             raise unauthorized(_WRONG_TOKEN)
-        state: IngestState = request.app.state.ingest
-        return state.budgets.setdefault(project.id, BodyBudget(_MAX_BYTES))
+        return request.app.state.ingest_budgets.setdefault(project.id, BodyBudget(_MAX_BYTES))
 
 
 router = APIRouter(prefix="/api/ingest", tags=["ingest"], route_class=_IngestRoute)
@@ -120,16 +109,12 @@ async def ingest_engine(request: Request) -> Engine:
     return request.app.state.databases.writer_engine
 
 
-async def ingest_state(request: Request) -> IngestState:
-    return request.app.state.ingest
-
-
 @router.post("/batch", responses=REFUSALS | {422: {"model": sent.IngestAnswer | Problem}})
 async def ingest_batch(
     batch: sent.IngestBatch,
     bearer: Bearer,
     engine: Annotated[Engine, Depends(ingest_engine)],
-    state: Annotated[IngestState, Depends(ingest_state)],
+    request: Request,
     response: Response,
 ) -> sent.IngestAnswer:
     """Store runs, tasks, steps, rollouts and turns that a project sends.
@@ -138,7 +123,7 @@ async def ingest_batch(
     are stored; the status is 422 only if nothing was stored.
     """
     try:
-        async with state.turn:
+        async with request.app.state.ingest_turn:  # waiting for the database's one writer takes no thread
             answer = await asyncio.to_thread(ingest, engine, bearer.credentials if bearer else "", batch)
     except UnknownToken as error:
         raise unauthorized(str(error)) from None

@@ -4,7 +4,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +23,6 @@ _INDEX_FILE = "model.safetensors.index.json"
 Dtype = Literal["auto", "float32", "bfloat16"]
 _OTHER_LORA = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
 """Settings of peft that change what an adapter computes; the trainer leaves them off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """What an adapter adds to a weight: scale * b @ a."""
-
-    a: Tensor  # [rank, in] float32
-    b: Tensor  # [out, rank] float32
-    scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +73,7 @@ def merge_adapter(base: Path, adapter: Path | None, folder: Path, dtype: Dtype) 
                 key = _layer_name(name.removesuffix(".weight"))
                 if name.endswith(".weight") and key in updates:
                     unused.discard(key)
-                    change = updates[key].scale * (updates[key].b @ updates[key].a)
+                    change = updates[key]()
                     exact = weight.float() + change
                     merged[name] = exact.to(stored)
                     lost += float((merged[name].float() - exact).square().sum())
@@ -102,8 +93,8 @@ def merge_adapter(base: Path, adapter: Path | None, folder: Path, dtype: Dtype) 
     return Merged(dtype=str(most).removeprefix("torch."), rounding=(lost / learned) ** 0.5 if learned else 0.0)
 
 
-def _load_updates(adapter: Path) -> dict[str, _Update]:
-    """Updates by the name of their layer."""
+def _load_updates(adapter: Path) -> dict[str, Callable[[], Tensor]]:
+    """What an adapter adds to weights in float32, by the name of their layer; each computed when it is asked for."""
     settings: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG_FILE).read_text(encoding="utf-8"))
     unknown = [name for name in _OTHER_LORA if settings.get(name)]
     if unknown or settings.get("bias", "none") != "none":
@@ -113,12 +104,12 @@ def _load_updates(adapter: Path) -> dict[str, _Update]:
         )
     tensors = {name: tensor.float() for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
     scale = settings["lora_alpha"] / settings["r"]
-    updates: dict[str, _Update] = {}
+    updates: dict[str, Callable[[], Tensor]] = {}
     for name, a in tensors.items():
         module, is_a, _ = name.partition(".lora_A.")
         if is_a:
             b = tensors[f"{module}.lora_B.weight"]
-            updates[_layer_name(module.removeprefix("base_model.model."))] = _Update(a=a, b=b, scale=scale)
+            updates[_layer_name(module.removeprefix("base_model.model."))] = lambda a=a, b=b: scale * (b @ a)
     return updates
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from random import Random
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from cua_rl.environments.browser.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Step, Tick
@@ -21,9 +21,9 @@ _READ = """
   if (!element) return null;
   const box = element.getBoundingClientRect();
   return {
-    x: box.left + box.width / 2, y: box.top + box.height / 2, value: element.value || '', isOn: !!element.checked,
-    isFocused: element === document.activeElement,
-    isSelected: element.type === 'text' || element.type === 'email'
+    x: box.left + box.width / 2, y: box.top + box.height / 2, value: element.value || '', is_on: !!element.checked,
+    is_focused: element === document.activeElement,
+    is_selected: element.type === 'text' || element.type === 'email'
       ? window.getSelection().toString() === element.value : false,
   };
 }
@@ -109,14 +109,4 @@ class _AdminExpert:
         plain, _, said = selector.partition(":text(")
         text = said.removesuffix(")").strip('"') if said else None
         found = await self._page.evaluate(_READ, {"selector": plain, "text": text})
-        if found is None:
-            return None
-        fields = cast("dict[str, object]", found)
-        return _Element(
-            x=float(cast(float, fields["x"])),
-            y=float(cast(float, fields["y"])),
-            value=str(fields["value"]),
-            is_on=fields["isOn"] is True,
-            is_focused=fields["isFocused"] is True,
-            is_selected=fields["isSelected"] is True,
-        )
+        return None if found is None else _Element(**cast("dict[str, Any]", found))
