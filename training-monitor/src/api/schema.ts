@@ -340,7 +340,7 @@ export interface paths {
         get?: never;
         /**
          * Mark Run
-         * @description Name a run and pin it, or not; its folder keeps both for when its database is not open.
+         * @description Name a run and pin it, or not; a folder of its own keeps both for when its database is not open.
          */
         put: operations["mark_run_api_runs__run_id__mark_put"];
         post?: never;
