@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The tiny model with tokens for web pages: `python -m scripts.tiny_models.extended_model BASE FOLDER SEED`.
+"""The tiny model with more tokens: `python -m scripts.tiny_models.extended_model BASE FOLDER SEED pages|ladder`.
 
 All weights are kept; the embeddings of new tokens start near those of old tokens with the same meaning. Imports torch
 and transformers, so the command that needs it runs it as a separate process.
@@ -16,28 +16,31 @@ from torch import Tensor
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE
+from scripts.tiny_models.ladder_lessons import ladder_labels, ladder_pieces
 from scripts.tiny_models.page_tasks import LABELS
 from scripts.tiny_models.vocabulary import click_prefix, label_forms, names, page_pieces, system_block
 
 
-def write_extended_model(base: Path, folder: Path, *, seed: int) -> None:
-    """Copy the model in `base` to `folder`, with tokens for web pages."""
+def write_extended_model(base: Path, folder: Path, *, seed: int, pieces: Sequence[str], labels: Sequence[str]) -> None:
+    """Copy the model in `base` to `folder`, with tokens for `pieces`, among which are forms of `labels`."""
     shutil.copytree(base, folder, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     num_before = tokenizer.get_vocab_size()
     known = set(tokenizer.get_vocab(with_added_tokens=True))
-    new = [piece for piece in page_pieces() if piece not in known]
+    new = [piece for piece in pieces if piece not in known]
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in new])
     tokenizer.save(str(folder / "tokenizer.json"))
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
     model.resize_token_embeddings(-(-tokenizer.get_vocab_size() // 64) * 64, mean_resizing=False)
-    _place(model.model.language_model.embed_tokens.weight, tokenizer, num_before, new)
+    _place(model.model.language_model.embed_tokens.weight, tokenizer, num_before, new, labels)
     model.save_pretrained(folder)
 
 
 @torch.no_grad()
-def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Sequence[str]) -> None:
+def _place(
+    embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Sequence[str], labels: Sequence[str]
+) -> None:
     """Random directions of typical length; the forms of a label differ like those of the phone's names."""
     usual = embeddings[:num_before]
     embeddings[num_before:] = torch.randn_like(embeddings[num_before:]) * usual.std()
@@ -49,7 +52,7 @@ def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Seque
 
     line_start = torch.stack([row(f"\n{name}") - row(f" {name}") for name in names()]).mean(dim=0)
     quote = 0.5 * torch.randn_like(line_start) * usual.std()
-    for label in LABELS:
+    for label in labels:
         plain, at_start, quoted = label_forms(label)
         if at_start in new:
             row(at_start).copy_(row(plain) + line_start)
@@ -62,4 +65,5 @@ def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Seque
 
 
 if __name__ == "__main__":
-    write_extended_model(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]))
+    _pieces, _labels = (page_pieces(), LABELS) if sys.argv[4] == "pages" else (ladder_pieces(), ladder_labels())
+    write_extended_model(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]), pieces=_pieces, labels=_labels)

@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """First stage of the tiny model: its vision tower learns to name and locate elements.
 
-`python -m scripts.tiny_models.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It trains on
-random screens of phones, or on those of web pages in the file SCREENS.
+`python -m scripts.tiny_models.grounding FOLDER SEED NUM_STEPS [ladder|SCREENS]` changes a model folder in place. It
+trains on random screens of phones, on those that demo tasks lead to (`ladder`), or on web pages in the file SCREENS.
 
 Every image token on an element that can be tapped has three targets: the merger's output should point at the embedding
 of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language
@@ -13,6 +13,7 @@ most of its training finding out that the image matters at all.
 import io
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -27,12 +28,13 @@ from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.environments.phone.demo.expert import scannable_elements
-from cua_rl.environments.phone.simulator.painter import draw_png
+from cua_rl.environments.phone.simulator import painter
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
+from scripts.tiny_models.ladder_lessons import draw_phone_at_work
 from scripts.tiny_models.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from scripts.tiny_models.vocabulary import names
 
@@ -66,8 +68,14 @@ def train_grounding(
     optimizer = torch.optim.AdamW(tower.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, num_steps, pct_start=0.1)
     random = Random(seed)
+
+    def draw_batch() -> list[_Screenshot]:
+        return [draw(random, tokenizer) for _ in range(batch_size)]
+
+    drawer = ThreadPoolExecutor(1)  # draws while torch computes
+    drawing = drawer.submit(draw_batch)
     for step in range(num_steps):
-        screenshots = [draw(random, tokenizer) for _ in range(batch_size)]
+        screenshots, drawing = drawing.result(), drawer.submit(draw_batch)
         patches, grids = read_patches(processor, [screenshot.image for screenshot in screenshots])
         output = tower(patches, grid_thw=grids, return_dict=True)
         features = torch.stack([output.pooler_output, *output.deepstack_features])
@@ -84,6 +92,7 @@ def train_grounding(
             right = (logits.argmax(dim=-1) == targets) & known
             name, x, y = (right.sum(dim=1) / known.sum(dim=1)).tolist()
             print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)
+    drawer.shutdown(cancel_futures=True)
     model.save_pretrained(folder)
 
 
@@ -92,7 +101,15 @@ def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     start = random.choice([Start(), Start(home_page=1), Start(app="settings"), Start(app="settings")])
     state = make_phone_state(random.randrange(2**31), start)
     elements = [element for element in scannable_elements(build_screen(state)) if element.label in names()]
-    image = Image.open(io.BytesIO(draw_png(state, 1))).convert("RGB")
+    image = painter.draw_phone(state, 1).convert("RGB")
+    boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
+    return _with_targets(image, boxes, tokenizer, COORDINATE_STEP)
+
+
+def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
+    """A phone on its way through a task."""
+    state = draw_phone_at_work(random).state
+    image, elements = painter.draw_phone(state, 1).convert("RGB"), scannable_elements(build_screen(state))
     boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
     return _with_targets(image, boxes, tokenizer, COORDINATE_STEP)
 
@@ -128,9 +145,14 @@ def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: T
             targets.append((_UNKNOWN, _UNKNOWN, _UNKNOWN))
             continue
         x, y = best.x + best.width / 2, best.y + best.height / 2
-        texts = (f" {best.label}", _coordinate(x, width, step), _coordinate(y, height, step))
+        texts = (_first_piece(best.label, tokenizer), _coordinate(x, width, step), _coordinate(y, height, step))
         targets.append(tuple(tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts))
     return _Screenshot(image=image, targets=torch.tensor(targets).T)
+
+
+def _first_piece(label: str, tokenizer: Tokenizer) -> str:
+    """Of a label that is no single token, its beginning without the space, which tells nothing."""
+    return f" {label}" if tokenizer.token_to_id(f" {label}") is not None else label
 
 
 def _coordinate(position: float, length: int, step: int) -> str:
@@ -145,7 +167,13 @@ def _overlap(cell: tuple[int, int], box: LabelledBox) -> float:
 
 
 if __name__ == "__main__":
-    _draw = make_page_draw(read_screens(Path(sys.argv[4]))) if len(sys.argv) > 4 else draw_phone
+    match sys.argv[4:]:
+        case []:
+            _draw = draw_phone
+        case ["ladder"]:
+            _draw = draw_ladder_screen
+        case [_screens]:
+            _draw = make_page_draw(read_screens(Path(_screens)))
     train_grounding(
         Path(sys.argv[1]), _draw, seed=int(sys.argv[2]), num_steps=int(sys.argv[3]), batch_size=16, learning_rate=2e-3
     )

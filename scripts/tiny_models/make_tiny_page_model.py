@@ -86,7 +86,9 @@ async def main(config: TinyPageModelConfig) -> None:
             )
         print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
         start = scratch / "grounded"
-        await run_stage("scripts.tiny_models.extended_model", config.model_path, start, config.seed, scratch=scratch)
+        await run_stage(
+            "scripts.tiny_models.extended_model", config.model_path, start, config.seed, "pages", scratch=scratch
+        )
         if config.grounding_steps:
             arguments = (start, config.seed, config.grounding_steps, screens_path)
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)

@@ -51,14 +51,20 @@ _SCANNED_KINDS = (
 def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
     """The right next turn, or the end if the goal is met or cannot be reached from this screen."""
     template = task if isinstance(task, TaskTemplate) else find_template(task.task_id)
+    operation = find_operation(template, phone)
+    return Decision(scanned=(), action=operation) if isinstance(operation, Finish) else _carry_out(operation, phone)
+
+
+def find_operation(template: TaskTemplate, phone: SimulatedPhone) -> Operation | Finish:
+    """What the route says for this screen, or the end if the goal is met or cannot be reached from it."""
     instance = template.instance(phone.state.seed)
     if instance.goal.is_met(read_query(phone.state, instance.goal.query), None):
-        return Decision(scanned=(), action=Finish(success_claimed=True))
+        return Finish(success_claimed=True)
     for move in instance.route:
         fits = move.query is None or read_query(phone.state, move.query) == move.value
         if move.screen == phone.state.screen and fits:
-            return _carry_out(move.operation, phone)
-    return Decision(scanned=(), action=Finish(success_claimed=False))
+            return move.operation
+    return Finish(success_claimed=False)
 
 
 class ImperfectExpert:
@@ -117,9 +123,9 @@ def scannable_elements(screen: Screen) -> tuple[Element, ...]:
 def _carry_out(operation: Operation, phone: SimulatedPhone) -> Decision:
     match operation:
         case TapOn(label=label):
-            return _seek(label, phone)
+            return seek(label, phone)
         case Hold(label=label) if label:
-            decision = _seek(label, phone)
+            decision = seek(label, phone)
             if not isinstance(decision.action, Click):
                 return decision
             return Decision(scanned=decision.scanned, action=LongPress(x=decision.action.x, y=decision.action.y))
@@ -158,7 +164,8 @@ def _act(
             return Finish(success_claimed=True, answer=read_query(phone.state, query))
 
 
-def _seek(label: str, phone: SimulatedPhone) -> Decision:
+def seek(label: str, phone: SimulatedPhone) -> Decision:
+    """Tap the element with this label, or swipe to where it is; the end if this screen does not have it."""
     screen = build_screen(phone.state)
     elements = scannable_elements(screen)
     target = next((element for element in elements if element.label == label), None)
