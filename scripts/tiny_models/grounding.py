@@ -168,12 +168,12 @@ def _overlap(cell: tuple[int, int], box: LabelledBox) -> float:
 
 if __name__ == "__main__":
     match sys.argv[4:]:
-        case []:
-            _draw = draw_phone
         case ["ladder"]:
             _draw = draw_ladder_screen
         case [_screens]:
             _draw = make_page_draw(read_screens(Path(_screens)))
+        case _:
+            _draw = draw_phone
     train_grounding(
         Path(sys.argv[1]), _draw, seed=int(sys.argv[2]), num_steps=int(sys.argv[3]), batch_size=16, learning_rate=2e-3
     )
