@@ -9,28 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-PresetName = Literal["laptop", "ladder", "24gb-4b", "h100-4b", "h100-8b", "4xh100-32b", "8xh100-30b-a3b"]
+PresetName = Literal["laptop", "24gb-4b", "h100-4b", "h100-8b", "4xh100-32b", "8xh100-30b-a3b"]
 _MILLION_PIXELS = 1024 * 1024
-
-
-EMBEDDED_DEMO: dict[str, object] = {
-    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
-    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
-    "lora_rank": 16,
-    "group_size": 8,
-    "groups_per_batch": 16,
-    "learning_rate": 2e-3,
-    "learning_rate_schedule": "linear",
-    "advantages": "mean_std",
-    "loss.normalisation": "token_mean",
-    "max_steps": 24,
-    "evaluation.eval_temperature": 0.5,
-    "max_tokens": 48,
-    "server.max_model_len": 2048,
-    "eval_every": 0,
-    "trainer.parity_limit": 0.02,
-}
-"""Settings of the embedded demo, used if no model is given: the tiny model learns in minutes on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +34,6 @@ def _on_80_gb(model: str, *, max_turns: int, max_model_len: int) -> Mapping[str,
 
 MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
     "laptop": MachinePreset(machine=None, settings={"max_concurrent_rollouts": 16}),
-    "ladder": MachinePreset(
-        machine=None,
-        # with a model of scripts.tiny_models.make_ladder_model
-        settings=EMBEDDED_DEMO
-        | {
-            "model_name": "ladder_qwen3_vl",
-            "tasks": {"source_type": "demo_training"},
-            "eval_tasks": {"source_type": "demo_eval"},
-            "curriculum.task_sampling": "success_rate",
-            "learning_rate": 1e-3,
-            "max_steps": 40,
-            "max_tokens": 64,
-        },
-    ),
     "24gb-4b": MachinePreset(
         machine="1x22.5",
         settings={

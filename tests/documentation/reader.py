@@ -61,7 +61,7 @@ from scripts.chaos_ray import ChaosRayConfig
 from scripts.chaos_tinker import ChaosTinkerConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from scripts.replay_runs import ReplayRunsConfig
-from scripts.tiny_models import make_tiny_arithmetic_model, make_tiny_model, make_tiny_page_model
+from scripts.tiny_models import make_ladder_model, make_tiny_arithmetic_model, make_tiny_model, make_tiny_page_model
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
 Recipe = Callable[[Sequence[str]], int]
@@ -92,6 +92,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.take_over": take_over.TakeOverConfig,
     "cua_rl.recipes.recover": recover.RecoverConfig,
     "cua_rl.recipes.prune": prune.PruneConfig,
+    "scripts.tiny_models.make_ladder_model": make_ladder_model.LadderModelConfig,
     "scripts.tiny_models.make_tiny_arithmetic_model": make_tiny_arithmetic_model.TinyArithmeticModelConfig,
     "scripts.tiny_models.make_tiny_model": make_tiny_model.TinyModelConfig,
     "scripts.tiny_models.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,

@@ -580,16 +580,6 @@ def test_settings_beside_a_preset_win() -> None:
     assert CLIConfig(preset="laptop") == CLIConfig(preset="laptop", max_concurrent_rollouts=16)
 
 
-def test_the_ladder_trains_on_all_demo_tasks_with_the_settings_of_the_embedded_demo() -> None:
-    ladder, demo = CLIConfig(preset="ladder"), CLIConfig()
-
-    assert (ladder.model_name, ladder.tasks["source_type"]) == ("ladder_qwen3_vl", "demo_training")
-    assert ladder.eval_tasks == {"source_type": "demo_eval"}
-    assert (ladder.curriculum.task_sampling, demo.curriculum.task_sampling) == ("success_rate", "uniform")
-    assert (ladder.group_size, ladder.lora_rank) == (demo.group_size, demo.lora_rank)
-    assert (demo.model_name, demo.max_steps) == (None, 24)
-
-
 def test_a_machine_is_as_small_as_its_smallest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nprintf '0, GPU-a, 81559\\n1, GPU-b, 24564\\n2, GPU-c, [N/A]\\n'\n")
