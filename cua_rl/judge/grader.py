@@ -45,7 +45,7 @@ from cua_rl.types.judgement import MAX_REWARD, Judgement, JudgeVote
 logger = logging.getLogger(__name__)
 
 _MAX_CPU_S = 120  # of one grade in Python: OpenAI's limit on its time
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 600.0  # of its process, which gets less than a core on a busy machine
 _MAX_MEMORY_BYTES = 2 * 2**30
 _MAX_TOLD_BYTES = 96 * 1024
 _MAX_GIVEN_BYTES = 64 * 1024

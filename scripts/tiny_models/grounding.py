@@ -12,7 +12,7 @@ most of its training finding out that the image matters at all.
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from cua_rl.environments.phone.demo.expert import scannable_elements
 from cua_rl.environments.phone.simulator import painter
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
@@ -100,18 +101,21 @@ def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     """A random home or Settings screen."""
     start = random.choice([Start(), Start(home_page=1), Start(app="settings"), Start(app="settings")])
     state = make_phone_state(random.randrange(2**31), start)
-    elements = [element for element in scannable_elements(build_screen(state)) if element.label in names()]
-    image = painter.draw_phone(state, 1).convert("RGB")
-    boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
-    return _with_targets(image, boxes, tokenizer, COORDINATE_STEP)
+    return _draw_state(state, tokenizer, names())
 
 
 def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     """A phone on its way through a task."""
-    state = draw_phone_at_work(random).state
-    image, elements = painter.draw_phone(state, 1).convert("RGB"), scannable_elements(build_screen(state))
-    boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
-    return _with_targets(image, boxes, tokenizer, COORDINATE_STEP)
+    return _draw_state(draw_phone_at_work(random).state, tokenizer)
+
+
+def _draw_state(state: PhoneState, tokenizer: Tokenizer, known: Collection[str] | None = None) -> _Screenshot:
+    """The screen with what can be tapped there, of these labels if some are given."""
+    elements = scannable_elements(build_screen(state))
+    boxes = [
+        LabelledBox(label=one.label, **asdict(one.rect)) for one in elements if known is None or one.label in known
+    ]
+    return _with_targets(painter.draw_phone(state, 1).convert("RGB"), boxes, tokenizer, COORDINATE_STEP)
 
 
 def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) -> _Draw:
