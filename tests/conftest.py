@@ -15,11 +15,12 @@ import pytest
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from tests.groups import place_in_order, pytest_xdist_make_scheduler
-from tests.not_tested import pytest_sessionfinish, pytest_terminal_summary
+from tests.not_tested import pytest_runtest_setup, pytest_sessionfinish, pytest_terminal_summary
 from tests.patience import patience, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
 
 __all__ = [
+    "pytest_runtest_setup",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
     "pytest_timeout_cancel_timer",

@@ -7,6 +7,8 @@ to node ids, which pytest 9.2 ignores (pytest-xdist issue 1386).
 `python -m tests.groups` prints the tests of `PATHS`; with `--deselect`, options of pytest that leave them out.
 """
 
+import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
+
+from tests.not_tested import UNTIL
 
 PATHS: Mapping[str, str] = {
     "a run is killed and resumed": (
@@ -78,12 +82,16 @@ def group_of_file(path: Path) -> str:
     return next((name for name in _SHARED_SERVERS if name in taken), str(path))
 
 
-def place_in_order(path: Path) -> int:
-    """Tests are begun in this order, with --dist=loadgroup by groups: the longest, those of tests/real, all others."""
+def place_in_order(path: Path) -> tuple[int, str]:
+    """Tests are begun in this order, with --dist=loadgroup by groups: the longest, those of tests/real, all others.
+
+    Where time may run out, another order every time, so that it is not always the same groups that are left.
+    """
     group = group_of_file(path).removeprefix(f"{_ROOT}/")
     if group in LONGEST:
-        return LONGEST.index(group)
-    return len(LONGEST) + ("real" not in path.parts)
+        return LONGEST.index(group), ""
+    drawn = hashlib.sha256(f"{os.environ[UNTIL]} {group}".encode()).hexdigest() if UNTIL in os.environ else ""
+    return len(LONGEST) + ("real" not in path.parts), drawn
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:

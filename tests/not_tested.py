@@ -1,9 +1,11 @@
 """A pytest plugin: what was not tested on this machine and why, and a failure where it could have been.
 
 `CUA_RL_ALLOWED_SKIPS="no phone,no GPU"` allows skips whose reason begins so; every other one then fails the session.
+`CUA_RL_TESTS_UNTIL=1767225600`, in Unix seconds, skips what has not begun by then, on a machine that is too slow.
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +13,14 @@ from typing import Any
 import pytest
 
 VARIABLE = "CUA_RL_ALLOWED_SKIPS"
+UNTIL = "CUA_RL_TESTS_UNTIL"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any fixture is made, which may take minutes."""
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip(f"no time left ({UNTIL})")
 
 
 def skip_reason(report: Any) -> str:

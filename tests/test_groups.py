@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.groups import LONGEST, PATHS, group_of_file, place_in_order
+from tests.not_tested import UNTIL
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +35,18 @@ def test_the_longest_groups_begin_first_and_are_there() -> None:
     begun = sorted([*files, Path(__file__)], key=place_in_order)
     assert group_of_file(begun[0]) == LONGEST[0]
     assert begun[-1] == Path(__file__)
+
+
+def test_where_time_may_run_out_other_groups_come_last_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sorted((ROOT / "tests" / "real").rglob("test_*.py"))
+    monkeypatch.setenv(UNTIL, "1")
+    first = sorted(files, key=place_in_order)
+    monkeypatch.setenv(UNTIL, "2")
+    second = sorted(files, key=place_in_order)
+
+    longest = [file for file in first if group_of_file(file).removeprefix(f"{ROOT}/") in LONGEST]
+    assert first[: len(longest)] == second[: len(longest)] == longest
+    assert set(first[-5:]) != set(second[-5:])
 
 
 def test_what_is_chosen_is_left_out_of_the_rest() -> None:
