@@ -4,13 +4,13 @@
 PYTHON := .venv/bin/python
 
 # checks and tests use only what is installed
-check check-security fast paths rest: export HF_HUB_OFFLINE := 1
+check check-security fast paths rest again: export HF_HUB_OFFLINE := 1
 
 # bytecode of what is imported is kept wherever this runs: without it, every start of vLLM or torch compiles them anew
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest format lint imports size pythons test-android test-harnesses test-ship record-clients setup-tinker test-tinker test-cookbook monitor migration bench
+.PHONY: help setup train test test-all check static check-security types strict-types fast paths rest again format lint imports size pythons test-android test-harnesses test-ship record-clients setup-tinker test-tinker test-cookbook monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -65,6 +65,9 @@ paths:
 
 rest:
 	$(REAL) tests/real --ignore=tests/real/harnesses $$($(PYTHON) -m tests.groups --deselect)
+
+again: ## run the tests that failed last once more, one after the other
+	$(PYTHON) -m pytest -q --last-failed --last-failed-no-failures=none
 
 check-security: setup ## attack a small run in the ways of docs/security.md, and print what held; as root, also as other users
 	@$(PYTHON) -m scripts.red_team $(ARGS)

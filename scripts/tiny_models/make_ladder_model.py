@@ -23,7 +23,6 @@ from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import TrainerConfig
 from cua_rl.types.rollout import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.ladder_lessons import (
@@ -65,21 +64,19 @@ async def main(config: LadderModelConfig) -> None:
             arguments = (start, config.seed, config.grounding_steps, "ladder")
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)
         renderer = make_renderer(start)
-        trainer_config = TrainerConfig(
-            model_path=start, lora_rank=0, dtype="float32", seed=config.seed, num_threads=config.num_threads
+        held_out = await _held_out_datums(config, renderer)
+        await imitate(
+            start,
+            output_path,
+            seed=config.seed,
+            num_threads=config.num_threads,
+            num_steps=config.num_steps,
+            draw_batch=partial(_draw_batch, config, renderer),
+            # linear decay to a tenth over the last third
+            learning_rate=lambda step: config.learning_rate * min(1.0, max(0.1, 3 - 3 * step / config.num_steps)),
+            evaluate=partial(_evaluate, held_out),
+            is_evaluated=lambda num_done: num_done % config.eval_every == 0,
         )
-        async with TrainingClient(trainer_config, scratch / "trainer.log") as client:
-            held_out = await _held_out_datums(config, renderer)
-            await imitate(
-                client,
-                num_steps=config.num_steps,
-                draw_batch=partial(_draw_batch, config, renderer),
-                # linear decay to a tenth over the last third
-                learning_rate=lambda step: config.learning_rate * min(1.0, max(0.1, 3 - 3 * step / config.num_steps)),
-                evaluate=partial(_evaluate, client, held_out),
-                is_evaluated=lambda num_done: num_done % config.eval_every == 0,
-            )
-            await client.save_weights_for_sampler(output_path)
     print(f"saved {config.output_path}")
 
 
@@ -107,7 +104,7 @@ async def _held_out_datums(config: LadderModelConfig, renderer: Renderer) -> dic
     return datums
 
 
-async def _evaluate(client: TrainingClient, held_out: dict[int, list[Datum]]) -> str:
+async def _evaluate(held_out: dict[int, list[Datum]], client: TrainingClient) -> str:
     """Per level, the share of demonstrations whose every token is more likely than not."""
     shares: list[str] = []
     for level, datums in held_out.items():

@@ -22,7 +22,6 @@ from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import TrainerConfig
 from cua_rl.types.rollout import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
@@ -60,25 +59,22 @@ async def main(config: TinyModelConfig) -> None:
             arguments = (start, config.seed, config.grounding_steps)
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=Path(scratch))
         renderer = make_renderer(start)
-        trainer_config = TrainerConfig(
-            model_path=start, lora_rank=0, dtype="float32", seed=config.seed, num_threads=config.num_threads
+        random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
+        held_out = await _held_out_datums(config, renderer)
+        await imitate(
+            start,
+            output_path,
+            seed=config.seed,
+            num_threads=config.num_threads,
+            num_steps=num_steps,
+            draw_batch=partial(_draw_batch, config, renderer, random),
+            # linear decay to a tenth over the last fifth
+            learning_rate=lambda step: (
+                config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
+            ),
+            evaluate=partial(_evaluate, held_out),
+            is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
         )
-        log_path = Path(scratch) / "trainer.log"
-        async with TrainingClient(trainer_config, log_path) as client:
-            random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
-            held_out = await _held_out_datums(config, renderer)
-            await imitate(
-                client,
-                num_steps=num_steps,
-                draw_batch=partial(_draw_batch, config, renderer, random),
-                # linear decay to a tenth over the last fifth
-                learning_rate=lambda step: (
-                    config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
-                ),
-                evaluate=partial(_evaluate, client, held_out),
-                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-            )
-            await client.save_weights_for_sampler(output_path)
     print(f"saved {config.output_path}")
 
 
@@ -110,7 +106,7 @@ async def _held_out_datums(config: TinyModelConfig, renderer: Renderer) -> dict[
     return datums
 
 
-async def _evaluate(client: TrainingClient, held_out: dict[str, list[Datum]]) -> str:
+async def _evaluate(held_out: dict[str, list[Datum]], client: TrainingClient) -> str:
     """Per family, how likely the model is to write all the expert's answers, up to the last click, token for token."""
     shares: list[str] = []
     for family, datums in held_out.items():

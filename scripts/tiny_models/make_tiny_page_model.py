@@ -25,7 +25,6 @@ from cua_rl.run_folder.log_directory import new_folder
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Datum
 from scripts.tiny_models.imitation import imitate, run_stage
@@ -92,22 +91,19 @@ async def main(config: TinyPageModelConfig) -> None:
         if config.grounding_steps:
             arguments = (start, config.seed, config.grounding_steps, screens_path)
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)
-        trainer_config = TrainerConfig(
-            model_path=start, lora_rank=0, dtype="float32", seed=config.seed, num_threads=config.num_threads
+        renderer = make_renderer(start)
+        seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]  # the last screens are never trained on
+        await imitate(
+            start,
+            output_path,
+            seed=config.seed,
+            num_threads=config.num_threads,
+            num_steps=config.perfect_steps + config.imperfect_steps,
+            draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
+            learning_rate=lambda _: config.learning_rate,
+            evaluate=partial(_evaluate, renderer, held_out),
+            is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
         )
-        log_path = scratch / "trainer.log"
-        async with TrainingClient(trainer_config, log_path) as client:
-            renderer = make_renderer(start)
-            seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]  # the last screens are never trained on
-            await imitate(
-                client,
-                num_steps=config.perfect_steps + config.imperfect_steps,
-                draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
-                learning_rate=lambda _: config.learning_rate,
-                evaluate=partial(_evaluate, client, renderer, held_out),
-                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-            )
-            await client.save_weights_for_sampler(output_path)
     print(f"saved {config.output_path} {time.monotonic() - started:.0f}s")
 
 
@@ -147,7 +143,7 @@ async def _draw_batch(
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 
-async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]) -> str:
+async def _evaluate(renderer: Renderer, screens: Sequence[PageScreen], client: TrainingClient) -> str:
     """How likely the model is to write what the expert writes, token for token: all of it, and its scan alone."""
     draw = partial(draw_page_lesson, listing_share=0.0, point_step=POINT_STEP)
     datums = [build_supervised_datum(renderer, draw(screen, Random(0)), name="held-out") for screen in screens]
