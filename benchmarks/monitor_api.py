@@ -6,8 +6,8 @@
 Real HTTP to a monitor in a process of its own over a seeded Postgres; requests one after the other, after two that warm
 up. One JSON line a route: wall times, and the processor time of a request in the monitor and in Postgres, which is the
 figure to trust when other programs keep the machine busy. `monitor_page` is a page in Chromium, from the request to the
-first content on the screen and to what it is about. With `--beside`, all are measured again once another run of so many
-turns is in the same database.
+first content on the screen and to what it is about. With `--beside`, a second database holds another run of so many
+turns too. Requests go to both in turn, so that both find the machine equally busy; `times_alone` compares the medians.
 """
 
 import argparse
@@ -18,7 +18,10 @@ import shutil
 import statistics
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -30,6 +33,8 @@ from scripts.monitor_process import monitor_process, scratch_postgres
 
 MAY_BE_EMPTY = ("rollouts by a search without hits", "rollouts with unread answers", "overrides", "evaluations")
 TARGET_P95_MS, TARGET_PAINT_MS = 100, 1000
+_WARM_UP = 2
+_PAGE_LOADS = 7
 COUNTS = ("items", "actions", "num_pairs", "num_rollouts", "tasks", "versions")
 """Where answers that are objects have their content, the first that there is."""
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -41,33 +46,56 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--beside", type=int, default=0, metavar="TURNS", help="measure again beside another run")
+    parser.add_argument("--beside", type=int, default=0, metavar="TURNS", help="measure beside another run too")
     parser.add_argument("--database-url", help="a database that scripts/seed_monitor.py has filled")
     asyncio.run(measure(parser.parse_args()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A monitor over a database in which run 1 is the one that is measured."""
+
+    base_url: str
+    client: httpx.AsyncClient
+    processes: list[psutil.Process]
+    """The monitor's, and Postgres' if it is embedded."""
+    paths: dict[str, str]
+    turns_beside: int
 
 
 async def measure(given: argparse.Namespace) -> None:
     """Seed if need be, serve, ask."""
     async with AsyncExitStack() as stack:
-        url, folder = await stack.enter_async_context(scratch_postgres())
-        if given.database_url:
-            url = given.database_url
-        else:
-            await seed(url, given.rollouts, given.turns)
-        monitor = await stack.enter_async_context(monitor_process(url, folder))
-        processes = [monitor.find(), *postgres_processes(url)[:1]]
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
-        client.timeout = httpx.Timeout(60)
-        shown = (await client.get("/api/runs/1")).json()["num_rollouts"]
-        is_whole = given.database_url or shown > given.rollouts - 32  # whole steps of 32 are seeded
-        require("the monitor", shows_all_rollouts=(True, bool(is_whole)))
-        for num_beside in (0, given.beside)[: 1 + bool(given.beside)]:
+        served: list[ServedRun] = []
+        for num_beside in (0, given.beside) if given.beside else (0,):
+            url, folder = await stack.enter_async_context(scratch_postgres())
+            if not given.database_url:
+                await seed(url, given.rollouts, given.turns)
             if num_beside:
                 await seed(url, num_beside // given.turns, given.turns)
-            paths = await routes(client)
-            for name, path in paths.items():
-                await measure_route(client, processes, name, path, given.requests, turns_beside=num_beside)
-            await measure_pages(monitor.base_url, pages(paths), turns_beside=num_beside)
+            served.append(await stack.enter_async_context(serve_run(given.database_url or url, folder, num_beside)))
+            shown = (await served[-1].client.get("/api/runs/1")).json()["num_rollouts"]
+            is_whole = given.database_url or shown > given.rollouts - 32  # whole steps of 32 are seeded
+            require("the monitor", shows_all_rollouts=(True, bool(is_whole)))
+        for name in served[0].paths:
+            await measure_route(served, name, given.requests)
+        await measure_pages(served)
+
+
+@asynccontextmanager
+async def serve_run(url: str, folder: Path, num_beside: int = 0) -> AsyncGenerator[ServedRun]:
+    """Serve a database."""
+    async with (
+        monitor_process(url, folder) as monitor,
+        httpx.AsyncClient(base_url=monitor.base_url, trust_env=False, timeout=120) as client,
+    ):
+        yield ServedRun(
+            base_url=monitor.base_url,
+            client=client,
+            processes=[monitor.find(), *postgres_processes(url)[:1]],
+            paths=await routes(client),
+            turns_beside=num_beside,
+        )
 
 
 async def seed(url: str, num_rollouts: int, num_turns: int) -> None:
@@ -152,37 +180,41 @@ def cpu_s(processes: list[psutil.Process]) -> list[float]:
     return totals
 
 
-async def measure_route(
-    client: httpx.AsyncClient,
-    processes: list[psutil.Process],
-    name: str,
-    path: str,
-    num_requests: int,
-    **facts: object,
-) -> None:
-    """One JSON line."""
-    times_ms: list[float] = []
-    for number in range(num_requests + 2):
-        if number == 2:
-            times_ms, before = [], cpu_s(processes)
-        clock = time.perf_counter()
-        answer = await client.get(path)
-        times_ms.append(1000 * (time.perf_counter() - clock))
-        assert answer.status_code == 200, (path, answer.text)
-    require_content(name, answer)
-    used = [1000 * (now - then) / num_requests for now, then in zip(cpu_s(processes), before, strict=True)]
-    cuts = statistics.quantiles(times_ms, n=20)
-    figure = {
-        "figure": "monitor_api",
-        "route": name,
-        "p50_ms": round(cuts[9], 1),
-        "p95_ms": round(cuts[18], 1),
-        "target_p95_ms": TARGET_P95_MS,
-        "monitor_cpu_ms": round(used[0], 1),
-        "postgres_cpu_ms": round(used[1], 1) if len(used) > 1 else None,
-        "bytes": len(answer.content),
-    }
-    print(json.dumps(figure | facts), flush=True)
+async def measure_route(served: Sequence[ServedRun], name: str, num_requests: int) -> None:
+    """One JSON line for each monitor."""
+    times_ms: list[list[float]] = [[] for _ in served]
+    before = [cpu_s(one.processes) for one in served]
+    for number in range(-_WARM_UP, num_requests):
+        if number == 0:
+            times_ms, before = [[] for _ in served], [cpu_s(one.processes) for one in served]
+        for one, times in zip(served, times_ms, strict=True):
+            clock = time.perf_counter()
+            answer = await one.client.get(one.paths[name])
+            times.append(1000 * (time.perf_counter() - clock))
+            assert answer.status_code == 200, (one.paths[name], answer.text)
+            if number == num_requests - 1:
+                require_content(name, answer)
+    for one, times, then in zip(served, times_ms, before, strict=True):
+        used = [1000 * (now - so_far) / num_requests for now, so_far in zip(cpu_s(one.processes), then, strict=True)]
+        cuts = statistics.quantiles(times, n=20)
+        figure = {
+            "figure": "monitor_api",
+            "route": name,
+            "p50_ms": round(cuts[9], 1),
+            "p95_ms": round(cuts[18], 1),
+            "target_p95_ms": TARGET_P95_MS,
+            "monitor_cpu_ms": round(used[0], 1),
+            "postgres_cpu_ms": round(used[1], 1) if len(used) > 1 else None,
+        }
+        print(json.dumps(figure | compared(one, times, times_ms[0])), flush=True)
+
+
+def compared(one: ServedRun, times: Sequence[float], alone: Sequence[float]) -> dict[str, object]:
+    """What the run was beside, and how much longer that took."""
+    if not one.turns_beside:
+        return {"turns_beside": 0}
+    ratio = statistics.median(times) / statistics.median(alone)
+    return {"turns_beside": one.turns_beside, "times_alone": round(ratio, 2)}
 
 
 def require_content(route: str, answer: httpx.Response) -> None:
@@ -211,7 +243,7 @@ def pages(paths: dict[str, str]) -> dict[str, tuple[str, str]]:
     }
 
 
-async def measure_pages(base_url: str, addresses: dict[str, tuple[str, str]], **facts: object) -> None:
+async def measure_pages(served: Sequence[ServedRun]) -> None:
     """Each in a browser that has never seen it."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
@@ -219,29 +251,33 @@ async def measure_pages(base_url: str, addresses: dict[str, tuple[str, str]], **
         return
     async with async_playwright() as started:
         browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for name, (path, content) in addresses.items():
-            paints: list[float] = []
-            drawn: list[float] = []
-            for _ in range(7):
-                context = await browser.new_context(viewport={"width": 1280, "height": 900})
-                page = await context.new_page()
-                clock = time.perf_counter()
-                await page.goto(f"{base_url}{path}")
-                await page.locator(content).first.wait_for(state="attached")
-                drawn.append(1000 * (time.perf_counter() - clock))
-                entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-                await page.wait_for_function(f"({entry}) !== null")
-                paints.append(await page.evaluate(entry))
-                await context.close()
-            figure = {
-                "figure": "monitor_page",
-                "page": name,
-                "first_paint_median_ms": round(statistics.median(paints)),
-                "drawn_median_ms": round(statistics.median(drawn)),
-                "drawn_largest_ms": round(max(drawn)),
-                "target_ms": TARGET_PAINT_MS,
-            }
-            print(json.dumps(figure | facts), flush=True)
+        addresses = [pages(one.paths) for one in served]
+        for name in addresses[0]:
+            paints: list[list[float]] = [[] for _ in served]
+            drawn: list[list[float]] = [[] for _ in served]
+            for _ in range(_PAGE_LOADS):
+                for place, one in enumerate(served):
+                    path, content = addresses[place][name]
+                    context = await browser.new_context(viewport={"width": 1280, "height": 900})
+                    page = await context.new_page()
+                    clock = time.perf_counter()
+                    await page.goto(f"{one.base_url}{path}")
+                    await page.locator(content).first.wait_for(state="attached")
+                    drawn[place].append(1000 * (time.perf_counter() - clock))
+                    entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+                    await page.wait_for_function(f"({entry}) !== null")
+                    paints[place].append(await page.evaluate(entry))
+                    await context.close()
+            for place, one in enumerate(served):
+                figure = {
+                    "figure": "monitor_page",
+                    "page": name,
+                    "first_paint_median_ms": round(statistics.median(paints[place])),
+                    "drawn_median_ms": round(statistics.median(drawn[place])),
+                    "drawn_largest_ms": round(max(drawn[place])),
+                    "target_ms": TARGET_PAINT_MS,
+                }
+                print(json.dumps(figure | compared(one, drawn[place], drawn[0])), flush=True)
         await browser.close()
 
 

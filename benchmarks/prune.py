@@ -14,15 +14,15 @@ import json
 import os
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
-import httpx
 import psutil
 from sqlalchemy import Connection, Engine, text
 
-from benchmarks.monitor_api import cpu_s, measure_route, postgres_processes, routes
+from benchmarks.monitor_api import cpu_s, measure_route, routes, serve_run
 from cua_rl.database.prune import choose_rollouts, measure, prune_rollouts, prune_unused
 from cua_rl.database.session import make_writer_engine
-from scripts.monitor_process import monitor_process, scratch_postgres
+from scripts.monitor_process import scratch_postgres
 from scripts.seed_monitor import MODEL
 
 PER_STEP, PER_GROUP, BATCH, NUM_UNUSED = 128, 8, 100, 50_000
@@ -178,16 +178,14 @@ async def main(given: argparse.Namespace) -> None:
         engine = make_writer_engine(url)
         stack.push_async_callback(asyncio.to_thread, engine.dispose)
         await asyncio.to_thread(fill, engine, given)
-        monitor = await stack.enter_async_context(monitor_process(url, folder))
-        processes = [monitor.find(), *postgres_processes(url)[:1]]
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
-        client.timeout = httpx.Timeout(120)
+        served = await stack.enter_async_context(serve_run(url, folder))
         for is_pruned in (False, True):
-            for name, path in (await routes(client)).items():
-                await measure_route(client, processes, name, path, given.requests)
+            now = replace(served, paths=await routes(served.client))
+            for name in now.paths:
+                await measure_route([now], name, given.requests)
             if not is_pruned:
-                await asyncio.to_thread(prune_orphans, engine, processes[1:])
-            await asyncio.to_thread(prune_half, engine, processes[1:], is_deleting=is_pruned)
+                await asyncio.to_thread(prune_orphans, engine, served.processes[1:])
+            await asyncio.to_thread(prune_half, engine, served.processes[1:], is_deleting=is_pruned)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, and_, cast, func, literal, literal_column, or_, select, tuple_
+from sqlalchemy import ARRAY, BigInteger, Double, and_, any_, cast, func, literal, literal_column, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
@@ -36,7 +36,7 @@ from cua_rl.monitor.pages import decode_run_place, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, parse_sums, step_success, summarise
 from cua_rl.types.json_values import is_array, is_object
 
-_MEASURED = 100  # rollouts from which the size of a run is estimated
+_MEASURED = 40  # rollouts from which the size of a run is estimated
 _SAMPLED: Sequence[Any] = [literal_column(text) for text in ("'$.\"rollout/sampled_tokens\".double()'", "'{}'", "true")]
 """The path to a number in metrics, no variables, and null for what is no number."""
 _PLACE = (Training.is_pinned, Training.started_at, Training.id)
@@ -151,17 +151,18 @@ async def load_run(run: RunAccess) -> schemas.Run:
 
 
 async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
-    """Bytes of a run's rollouts and of their screenshots; of a run with many, estimated from about a hundred."""
+    """Bytes of a run's rollouts and of their screenshots; of a run with many, estimated from about forty."""
     mine = RolloutRow.training_id == training_id
     total = await session.scalar(select(func.count()).select_from(RolloutRow).where(mine)) or 0
-    chosen = select(RolloutRow.id).where(mine, func.hashint8(RolloutRow.id) % max(1, total // _MEASURED) == 0)
-    keys = (await session.scalars(chosen)).all()
+    sampled = select(RolloutRow.id).where(mine, func.hashint8(RolloutRow.id) % max(1, total // _MEASURED) == 0)
+    keys = (await session.scalars(sampled)).all()
+    chosen = any_(literal(keys, ARRAY(BigInteger)))  # one parameter
     rows_bytes: int = 0
     for table, key in ((RolloutRow, RolloutRow.id), (TurnRow, TurnRow.rollout_pk)):
         size = cast(func.sum(func.pg_column_size(literal_column(table.__tablename__))), BigInteger())
-        rows_bytes += await session.scalar(select(size).where(key.in_(keys))) or 0
+        rows_bytes += await session.scalar(select(size).where(key == chosen)) or 0
     # an image that many rollouts show counts in parts; from five hundred on the part does not matter
-    shown = select(RolloutImage.sha256, func.count().label("num")).where(RolloutImage.rollout_pk.in_(keys))
+    shown = select(RolloutImage.sha256, func.count().label("num")).where(RolloutImage.rollout_pk == chosen)
     shown = shown.group_by(RolloutImage.sha256).subquery()
     users = select(literal(1)).where(RolloutImage.sha256 == shown.c.sha256).limit(500).correlate(shown).subquery()
     num_users = select(func.count()).select_from(users).correlate(shown).scalar_subquery()

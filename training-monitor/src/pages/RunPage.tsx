@@ -1,6 +1,6 @@
 import { useQuery, useRefresh } from "../api/cache";
-import { analysesPath, failuresPage, heldOutPage, rolloutPage, runPath, setPage, sourcePage, suitePage } from "../api/paths";
-import type { AnalysisPlace, Run } from "../api/types";
+import { analysesPath, failuresPage, heldOutPage, metricsPath, rolloutPage, runPath, setPage, sourcePage, suitePage } from "../api/paths";
+import type { AnalysisPlace, MetricSeries, Run } from "../api/types";
 import { formatAgo, formatBytes, formatDuration, formatNumber, formatPercent, formatTime, plural, words } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
 import { nameOf, whenSeen } from "../runs";
@@ -36,6 +36,8 @@ const TAB_NAMES: Record<Tab, string> = {
 
 export function RunPage({ runId }: { runId: string }) {
   const query = useQuery<Run>(runPath(runId));
+  const [tab] = useSearchParam("tab");
+  useQuery<MetricSeries>(tab ? null : metricsPath(runId)); // of the charts, without waiting for the run
   useRefresh(query.reload, query.data?.is_alive ?? false);
   return <Loaded query={query} height={480}>{(run) => <RunView run={run} />}</Loaded>;
 }
