@@ -188,15 +188,14 @@ def regression_power(num_tasks: int, worse: float, better: float, false_alarms: 
     The conditional power, averaged over how many of the tasks differ (M. A. Schork and G. W. Williams, 1980). With
     worse = better, it is the probability of a false alarm.
     """
-    power = 0.0
-    for num, chance in enumerate(_binomial(num_tasks, worse + better)):
-        rates = _binomial(num, worse / (worse + better))
+    power, chances = 0.0, _binomial(num_tasks, worse + better)
+    for num in (num for num, chance in enumerate(chances) if chance > 1e-18):  # others add nothing, and take long
         # the fewest of `num` that raise an alarm; ways to get `count` of them, and at least as many
         count, ways, tail, most = num, 1, 1, int(Fraction(false_alarms) * 2**num)
         while tail <= most and count:
             ways, count = ways * count // (num - count + 1), count - 1
             tail += ways
-        power += chance * fsum(rates[count + 1 :])
+        power += chances[num] * fsum(_binomial(num, worse / (worse + better))[count + 1 :])
     return power
 
 

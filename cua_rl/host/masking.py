@@ -130,8 +130,8 @@ _FORMS = re.compile(
 _TERMINAL = re.compile(
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
-    # and of Unicode the marks that reorder text: what is read must be what is written
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    # and of Unicode the marks that reorder text or end a line: what is read must be what is written
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 _NO_SECRET = re.compile(
     r"none|null|true|false|required|\.{3},?|…,?|\*+|<\|.*\|>|\d{1,7}(?:\.\d*)?|not-needed", re.IGNORECASE
@@ -160,6 +160,11 @@ def mask_known(text: str) -> str:
 def printable(text: str) -> str:
     """The text without what a terminal would obey: escape sequences, control characters, marks that reorder text."""
     return _TERMINAL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def is_line(text: str) -> bool:
+    """Whether a name can stand in a line of a log and be read as it is."""
+    return printable(text) == text and "\n" not in text
 
 
 def make_key() -> str:
@@ -226,11 +231,11 @@ def secrets_in(arguments: Sequence[str]) -> list[str]:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Formats records of a log without secrets and escapes, those in tracebacks included."""
+    """Formats records of a log without secrets and escapes; lines of what is quoted in one are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, masked as a whole."""
-        return mask_known(super().format(record))
+        """The lines, masked as a whole."""
+        return mask_known(super().format(record)).replace("\n", "\n  ")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from cua_rl.database.models import Training
+from cua_rl.host.masking import printable
 from cua_rl.monitor.databases import Databases, NotFoundError
 from cua_rl.monitor.run_summaries import summarise
 from cua_rl.monitor.schemas import RunSummary
@@ -77,7 +78,8 @@ async def _announce(
             said = {"run_id": run.run_id, "run_name": run.run_name, "kind": alert.kind}
             said["url"] = f"{address}/runs/{run.run_id}"
             # Slack obeys <...>, and other machines name their runs
-            said["text"] = escape(f"{run.alias or run.run_name}: {alert.message}", quote=False)
+            line = " ".join(printable(f"{run.alias or run.run_name}: {alert.message}").split())
+            said["text"] = escape(line, quote=False)
             if webhook is not None and not await _has_sent(client, webhook, said):
                 now[run.run_id].discard(alert.kind)  # once more in the next round
     return now

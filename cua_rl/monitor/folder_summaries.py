@@ -74,6 +74,7 @@ def _summarise(
         success_step=num_steps if steps else None,
         running_step=None,
         baseline=next((_rate(one) for one in evaluations if one.get("step") == 0), None),
+        baseline_step=0 if any(one.get("step") == 0 for one in evaluations) else None,
         last_eval=_rate(held_out[-1]) if held_out else None,
         last_eval_step=int(finite(held_out[-1].get("step")) or 0) if held_out else None,
         sparkline=thin(rates, SPARKLINE_POINTS),

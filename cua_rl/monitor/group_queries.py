@@ -91,13 +91,7 @@ async def load_groups(session: AsyncSession, condition: Any) -> list[schemas.Gro
     )
     replays: dict[int, list[schemas.Replay]] = defaultdict(list)
     for earlier in await session.execute(joined):
-        replay = schemas.Replay(
-            rollout_id=earlier.rollout_id,
-            step=earlier.step,
-            reward=finite(earlier.reward),
-            advantage=finite(earlier.advantage) or 0.0,
-        )
-        replays[earlier.group_pk].append(replay)
+        replays[earlier.group_pk].append(schemas.Replay(**columns(earlier, advantage=finite(earlier.advantage) or 0.0)))
     return [
         _group_summary(group, task, rollouts.get(group.id, []), overrides, replays.get(group.id, []))
         for group, task in found

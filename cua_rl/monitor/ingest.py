@@ -25,6 +25,7 @@ from cua_rl.database.monitor_models import IngestItem, ProjectRun
 from cua_rl.database.rows import SourceRow, add_tasks, find_source_by_key
 from cua_rl.database.turn_writer import insert_images
 from cua_rl.events import Phase
+from cua_rl.host.masking import is_line
 from cua_rl.host.request_limits import BodyBudget, bearer_key
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor import received
@@ -205,13 +206,13 @@ def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
         batch.require_run(item.training_id)
         known = select(Training.run_name, Training.log_path).where(Training.id == item.training_id)
         run_name, folder = connection.execute(known).one()
-    elif item.run_name:  # folders of different machines may have equal names
+    elif item.run_name and is_line(item.run_name):  # folders of different machines may have equal names
         run_name, folder = item.run_name, f"{batch.project_name}: {item.log_path or item.run_name}"
         found = connection.scalar(select(Training.id).where(Training.run_name == run_name, Training.log_path == folder))
         if found is not None:
             batch.require_run(found)
     else:
-        raise ItemRefused("expected a run_name, or the training_id of a run that was sent before")
+        raise ItemRefused("expected a run_name of one line, or the training_id of a run that was sent before")
     report = received.training_report(item, payload, run_name, folder)
     training_id = reports.write_training(connection, report, batch.received_at)
     length = select(func.length(cast_to_type(Training.config, Text))).where(Training.id == training_id)

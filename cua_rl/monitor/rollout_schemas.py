@@ -339,6 +339,7 @@ class TaskStats(Shown):
     success: Rate
     recent: Rate = Field(description="in the last quarter of the run's steps")
     held_out: Rate = Field(description="in the latest evaluation with the task, including the baseline")
+    held_out_in: SourceRef | None = Field(description="that evaluation; null without one")
     last_step: int | None
 
 

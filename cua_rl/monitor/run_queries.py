@@ -116,7 +116,6 @@ async def load_run(run: RunAccess) -> schemas.Run:
     history = await session.scalars(
         select(StatusChange).where(StatusChange.training_id == training.id).order_by(StatusChange.id)
     )
-    num_rollouts = await session.scalar(select(func.sum(Group.num_rollouts)).where(Group.training_id == training.id))
     num_running = await session.scalar(
         select(func.count())
         .select_from(RolloutRow)
@@ -128,13 +127,13 @@ async def load_run(run: RunAccess) -> schemas.Run:
     first = await session.scalar(steps.order_by(Step.step))
     last = await session.scalar(steps.order_by(Step.step.desc()))
     names: list[str] = sorted({*(first or {}), *(last or {})})
-    rows_bytes, screenshots_bytes = await _sizes(session, training.id)
+    num_rollouts, rows_bytes, screenshots_bytes = await _sizes(session, training.id)
     return schemas.Run(
         **summary.model_dump(),
         config=shown_config(training),
         settings=compare_configs([shown_config(training)]),
         first_step=training.first_step,
-        num_rollouts=num_rollouts or 0,
+        num_rollouts=num_rollouts,
         num_running_rollouts=(num_running or 0) if summary.is_alive else 0,
         rows_bytes=rows_bytes,
         screenshots_bytes=screenshots_bytes,
@@ -150,8 +149,8 @@ async def load_run(run: RunAccess) -> schemas.Run:
     )
 
 
-async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
-    """Bytes of a run's rollouts and of their screenshots; of a run with many, estimated from about forty."""
+async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int, int]:
+    """A run's rollouts, and bytes of them and of their screenshots; of many, estimated from about forty."""
     mine = RolloutRow.training_id == training_id
     total = await session.scalar(select(func.count()).select_from(RolloutRow).where(mine)) or 0
     sampled = select(RolloutRow.id).where(mine, func.hashint8(RolloutRow.id) % max(1, total // _MEASURED) == 0)
@@ -172,7 +171,7 @@ async def _sizes(session: AsyncSession, training_id: int) -> tuple[int, int]:
     )
     screenshots_bytes = float(await session.scalar(images) or 0.0)
     scale = total / max(1, len(keys))
-    return round(scale * rows_bytes), round(scale * screenshots_bytes)
+    return total, round(scale * rows_bytes), round(scale * screenshots_bytes)
 
 
 async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:

@@ -211,6 +211,7 @@ def _summary(
         success_step=success[-1][0] if success else None,
         running_step=running,
         baseline=None if baseline is None else make_rate(baseline[2]),
+        baseline_step=None if baseline is None else baseline[1],
         last_eval=None if last_eval is None else make_rate(last_eval[2]),
         last_eval_step=None if last_eval is None else last_eval[1],
         sparkline=thin(rates, SPARKLINE_POINTS),

@@ -113,6 +113,7 @@ class RunSummary(NamedRun):
     success_step: int | None = Field(description="the latest finished step")
     running_step: RunningStep | None = Field(description="null unless running")
     baseline: Rate | None = Field(description="success on held-out tasks before training")
+    baseline_step: int | None
     last_eval: Rate | None = Field(description="success on held-out tasks, latest evaluation")
     last_eval_step: int | None
     sparkline: list[float | None] = Field(description="success rate over the finished steps, at most 60 points")
@@ -173,7 +174,7 @@ class Run(RunSummary):
     config: JsonDict
     settings: list["ConfigRow"] = Field(description="the configuration as rows, nested settings with dots")
     first_step: int
-    num_rollouts: int = Field(description="rollouts of ended groups, those of evaluations included")
+    num_rollouts: int = Field(description="whether or not they have ended, those of evaluations included")
     num_running_rollouts: int = Field(description="0 unless the run is alive")
     rows_bytes: int = Field(
         description="rollouts and turns in the database, estimated from 100 rollouts if it has more"

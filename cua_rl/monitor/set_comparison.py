@@ -13,6 +13,7 @@ from cua_rl.database.models import RolloutRow
 from cua_rl.evaluation.statistics import difference_interval, paired_interval, sign_flip_test
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.figures import columns
 from cua_rl.monitor.rollout_sets import VERDICT, RolloutFilter, open_runs
 from cua_rl.monitor.set_queries import Tally, count, find_rollouts, rate_of, tally_of
 from cua_rl.types.errors import CuaError
@@ -93,14 +94,7 @@ async def _load_arm(databases: Databases, text: str) -> tuple[schemas.SetArm, Ta
         ((task, seed), verdict, num) for _, counts in found for (_, verdict, task, seed), num in counts.items()
     )
     runs_shown = [
-        schemas.ArmRun(
-            run_id=run_id,
-            run_name=run.run_name,
-            alias=run.alias,
-            log_path=run.log_path,
-            success=rate_of(by_run[run_id]),
-        )
-        for run_id, run in named
+        schemas.ArmRun(**columns(run, run_id=run_id, success=rate_of(by_run[run_id]))) for run_id, run in named
     ]
     return schemas.SetArm(runs=runs_shown, success=rate_of(every)), every
 

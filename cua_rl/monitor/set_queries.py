@@ -28,7 +28,7 @@ from cua_rl.database.monitor_models import NoteRow, RolloutOverride
 from cua_rl.evaluation.statistics import sum_tasks
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
-from cua_rl.monitor.figures import make_task_rate
+from cua_rl.monitor.figures import columns, make_task_rate
 from cua_rl.monitor.rollout_schemas import CheckCount, Count
 from cua_rl.monitor.rollout_sets import (
     FAULT_MESSAGE,
@@ -76,10 +76,7 @@ async def summarise_set(
     tally = tally_of(recorded)
     tasks = _tasks(tally, _sum((task, num) for (*_, task, _), num in rows.items()))
     return schemas.SetSummary(
-        runs=[
-            schemas.SetRun(run_id=run_id, run_name=run.run_name, alias=run.alias, log_path=run.log_path)
-            for run_id, run in named
-        ],
+        runs=[schemas.SetRun(**columns(run, run_id=run_id)) for run_id, run in named],
         num_rollouts=rows.total(),
         success=rate_of(tally),
         success_as_reviewed=rate_of(tally_of([*recorded, *_moves(reviewed)])),

@@ -10,7 +10,7 @@ from sqlalchemy import Double, cast, func, select
 from cua_rl.database.models import RolloutRow, Screenshot, Training, TurnRow
 from cua_rl.monitor import set_schemas as schemas
 from cua_rl.monitor.databases import AnySelect
-from cua_rl.monitor.figures import finite
+from cua_rl.monitor.figures import columns
 from cua_rl.monitor.rollout_schemas import ScreenshotRef
 from cua_rl.monitor.rollout_sets import VERDICT, RolloutFilter, RunsOfDatabase, conditions, is_own_turn
 from cua_rl.monitor.token_texts import find_token_texts
@@ -40,9 +40,9 @@ async def list_outliers(
         largest = select(RolloutRow.id).where(*conditions(one, wanted), kept.is_not(None))
         largest = largest.order_by(kept.desc()).limit(_NUM_TOKENS)
         token = func.unnest(TurnRow.sampled_tokens, TurnRow.sampling_logprobs, TurnRow.training_logprobs)
-        columns = token.table_valued("token", "sampled", "trained", with_ordinality="place", joins_implicitly=True)
-        columns = columns.render_derived()
-        trained, sampled = cast(columns.c.trained, Double), cast(columns.c.sampled, Double)
+        numbered = token.table_valued("token", "sampled", "trained", with_ordinality="place", joins_implicitly=True)
+        numbered = numbered.render_derived()
+        trained, sampled = cast(numbered.c.trained, Double), cast(numbered.c.sampled, Double)
         value = {"gap": func.abs(trained - sampled), "ratio": trained - sampled, "surprise": -sampled}[by]
         query: AnySelect = (
             select(
@@ -50,8 +50,8 @@ async def list_outliers(
                 RolloutRow.rollout_id,
                 RolloutRow.task_id,
                 TurnRow.turn_index,
-                (columns.c.place - 1).label("token_index"),
-                columns.c.token,
+                (numbered.c.place - 1).label("token_index"),
+                numbered.c.token,
                 sampled.label("sampling_logprob"),
                 trained.label("training_logprob"),
                 value.label("value"),
@@ -66,18 +66,10 @@ async def list_outliers(
     texts = {run_id: await find_token_texts(run.config) for run_id, run in named}
     return [
         schemas.OutlyingToken(
-            run_id=run_id,
-            rollout_id=row.rollout_id,
-            task_id=row.task_id,
-            turn_index=row.turn_index,
-            token_index=row.token_index,
-            token=row.token,
+            **columns(row, run_id=run_id),
             text=None if (known := texts[run_id]) is None else known.texts([row.token])[0],
-            sampling_logprob=finite(row.sampling_logprob),
-            training_logprob=finite(row.training_logprob),
-            value=finite(value),
         )
-        for value, run_id, row in nlargest(_NUM_TOKENS, found, key=lambda item: item[0])
+        for _, run_id, row in nlargest(_NUM_TOKENS, found, key=lambda item: item[0])
     ]
 
 
@@ -104,10 +96,7 @@ async def load_first_actions(runs: Sequence[RunsOfDatabase], wanted: RolloutFilt
         num_rollouts=len(found),
         actions=[
             schemas.FirstAction(
-                run_id=one.database.run_id(row.training_id),
-                rollout_id=row.rollout_id,
-                verdict=row.verdict,
-                action=dict(mapping(row.action)) or None,
+                **columns(row, run_id=one.database.run_id(row.training_id), action=dict(mapping(row.action)) or None)
             )
             for one, row in shared
         ],

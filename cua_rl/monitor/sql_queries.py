@@ -5,6 +5,7 @@ the role may call is settled where it is made (`database/postgres_launcher.py`),
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -40,6 +41,10 @@ _TOO_SLOW = (
     "WHERE training_id = …, or ask for fewer turns"
 )
 _PREPARE = "PREPARE asked AS "
+_PIECES = re.compile(  # of a query; what ends it and may follow its end is in the first group
+    r"(\s+|;|--[^\n]*|/\*.*?\*/)|/\*.*|E'(?:[^'\\]|\\.|'')*'?|'[^']*'?|\"[^\"]*\"?|\$(\w*)\$(?:.*?\$\2\$|.*)|\w+|.",
+    re.DOTALL | re.IGNORECASE,
+)
 _NUMBERS = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric", "oid"})
 _GRANT_LOCK = 7_423_002  # of two monitors that grant at once, one would fail
 _Rows = list[list[str | None]]
@@ -105,7 +110,7 @@ async def answer(url: str, sql: str, *, time_limit_s: float = TIME_LIMIT_S) -> s
     """The rows of one SELECT; raises `SqlError`. Cancelling it cancels the query."""
     options = f"{_OPTIONS} -c statement_timeout={1000 * time_limit_s:.0f}"
     started = time.monotonic()
-    asked = sql.strip().rstrip(";").rstrip()
+    asked = sql[: max((one.end() for one in _PIECES.finditer(sql) if one[1] is None), default=0)]
     try:
         async with asyncio.timeout(time_limit_s + _TRANSFER_S):
             connection = await psycopg.AsyncConnection.connect(url, connect_timeout=3, options=options)

@@ -59,7 +59,7 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
     found = [
         schemas.TaskStats(
             **columns(row, success=_task_rate(row, "success"), recent=_task_rate(row, "recent")),
-            held_out=_held_out_rate(held_out.pop(row.task_id, None)),
+            **_evaluated(held_out.pop(row.task_id, None)),
         )
         for row in await run.session.execute(query)
     ]
@@ -77,6 +77,7 @@ async def _held_out(run: RunAccess) -> dict[str, Any]:
             func.max(TaskRow.difficulty).label("difficulty"),
             func.count(Group.seed.distinct()).label("num_instances"),
             group_sums()[0].label("success"),
+            *(Eval.phase, Eval.step),
         )
         .join(Eval, Group.eval_id == Eval.id)
         .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
@@ -91,14 +92,16 @@ def _task_rate(row: Any, name: str) -> Rate:
     return make_task_rate(parse_sums(row._mapping[name]), row.num_instances)
 
 
-def _held_out_rate(row: Any) -> Rate:
-    return make_rate(NO_TASKS) if row is None else _task_rate(row, "success")
+def _evaluated(row: Any) -> dict[str, Any]:
+    if row is None:
+        return {"held_out": make_rate(NO_TASKS), "held_out_in": None}
+    return {"held_out": _task_rate(row, "success"), "held_out_in": schemas.SourceRef(phase=row.phase, step=row.step)}
 
 
 def _only_evaluated(row: Any) -> schemas.TaskStats:
     nothing = make_rate(NO_TASKS)
     untrained = columns(row, num_groups=0, num_failed_groups=0, success=nothing, recent=nothing, last_step=None)
-    return schemas.TaskStats(**untrained, held_out=_held_out_rate(row))
+    return schemas.TaskStats(**untrained, **_evaluated(row))
 
 
 async def load_task(run: RunAccess, task_id: str, limit: int) -> schemas.TaskDetail:

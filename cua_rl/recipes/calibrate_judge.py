@@ -201,7 +201,7 @@ def _print(config: JudgeConfig, judged: Sequence[Judged], judgements: Sequence[J
     table.add_section()
     for name, matrix in confusion_by(judged, lambda item: item.task_id).items():
         _add_row(table, name, matrix)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
     cost = _cost_usd(judgements)
     latency_s = sum(judgement.duration_s for judgement in judgements) / len(judgements)
     print(f"{latency_s:.2f} s a rollout" + (f", {cost:.4f} US dollars in all" if cost is not None else ""))

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -126,20 +127,20 @@ def measure(replay: Replay, outcomes: list[Outcome]) -> list[Variant]:
     """The variants with the size of their updates and what they change for every rollout."""
     from cua_rl.training.updates import measure_update
 
-    rollouts = {
-        one.rollout_id: (one, advantage)
-        for scored in replay.groups
-        for one, advantage in zip(scored.group.compared, scored.advantages, strict=True)
-    }
+    rollouts = {one.rollout_id: one for scored in replay.groups for one in scored.group.compared}
+    advantages = defaultdict[str, float](float)  # of all groups: a success may be replayed in several
+    for scored in replay.groups:
+        for one, advantage, _ in scored.members():
+            advantages[one.rollout_id] += advantage
     variants: list[Variant] = []
     for outcome in outcomes:
         update = measure_update(replay.before, replay.after, outcome.after, beta1=outcome.beta1)
         changes = [
             RolloutChange(
                 rollout_id=name,
-                task_id=rollouts[name][0].task_id,
-                success=rollouts[name][0].success,
-                advantage=rollouts[name][1],
+                task_id=rollouts[name].task_id,
+                success=rollouts[name].success,
+                advantage=advantages[name],
                 change=change,
             )
             for name, change in outcome.changes.items()

@@ -82,7 +82,7 @@ def print_asked(asked: AskedTurn) -> None:
         same = f"{done[recorded.done]} of {len(one.samples)}"
         name = f"{one.name}, which sampled it" if one.is_own else one.name
         table.add_row(name, f"{fsum(one.logprobs):.4f}", f"{one.mean_abs_gap:.5f}", same, Text(said))
-    Console(width=max(120, Console().width)).print(table)
+    Console(width=max(120, Console().width), markup=False).print(table)
 
 
 def write_asked_plot(image_path: Path, asked: AskedTurn) -> None:

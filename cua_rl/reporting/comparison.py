@@ -101,7 +101,7 @@ def write_comparison(folder: Path, comparison: Comparison, *, title: str, settin
 
 def print_comparison(comparison: Comparison, *, title: str, console: Console | None = None) -> None:
     """Print the table that ends an evaluation, and what the tests say."""
-    console = console or Console(width=max(100, Console().width))  # narrower, the table cannot be read
+    console = console or Console(width=max(100, Console().width), markup=False)  # narrower, the table cannot be read
     header, *rows = model_table(comparison.models)
     table = Table(*header, title=title, title_justify="left")
     for row in rows:

@@ -42,7 +42,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     table = Table(title=f"Run {summary.run_name}", show_header=False, title_justify="left")
     for label, value in summary_rows(summary):
         table.add_row(label, value)
-    (console or Console()).print(table)
+    (console or Console(markup=False)).print(table)
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ def task_ids(variant: Variant) -> list[str]:
 
 def print_variants(variants: Sequence[Variant], *, step: int) -> None:
     """Print how the updates differ, and what each does to the answers to each task."""
-    console = Console(width=max(100, Console().width))
+    console = Console(width=max(100, Console().width), markup=False)
     header = ("", "norm", "of that taken", "cosine", "cosine of gradients", "successes, nats", "failures, nats")
     table = Table(*header, title=f"Step {step}, and what if", title_justify="left")
     for one in variants:

@@ -17,6 +17,7 @@ from cua_rl.command_line.plain_config import find_stored, plain_config, stored_s
 from cua_rl.database.session import find_database
 from cua_rl.environments.table import find_environment
 from cua_rl.evaluation.openai_endpoint import RemoteModel
+from cua_rl.host.masking import is_line
 from cua_rl.judge.config import JudgeConfig
 from cua_rl.machine.gpus import require_platform
 from cua_rl.machine.machine import find_machine
@@ -347,8 +348,8 @@ def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:
 
 def _entry_text(fields: Mapping[str, object], key: str) -> str | None:
     value = fields.get(key)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"models: expected {key} as text, got {value!r}; correct it")
+    if value is not None and not (isinstance(value, str) and value and is_line(value)):
+        raise ConfigError(f"models: expected {key} as a line of text, got {value!r}; correct it")
     return value
 
 

@@ -304,8 +304,9 @@ def _other_batch(run: RecordedTraining, replay: Replay, config: LoopConfig) -> B
 
 
 def _changes(datums: Sequence[Datum], before: Rows, after: Rows) -> dict[str, float]:
-    """By rollout, the change of the sum over its trained tokens; off-mask values are 0."""
-    changes: dict[str, float] = {}
+    """By rollout, the change of the sum over its trained tokens, once for all groups; off-mask values are 0."""
+    changes: dict[tuple[str, str], float] = {}
     for datum, old, new in zip(datums, before, after, strict=True):
-        changes[datum.rollout_id] = changes.get(datum.rollout_id, 0.0) + math.fsum(new) - math.fsum(old)
-    return changes
+        member = (datum.rollout_id, datum.group_id)
+        changes[member] = changes.get(member, 0.0) + math.fsum(new) - math.fsum(old)
+    return {rollout_id: change for (rollout_id, _), change in changes.items()}

@@ -6,6 +6,7 @@ again. `suite.json` says which checkpoint is accepted, and how each one compared
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -175,8 +176,8 @@ def require_power(config: SuiteConfig) -> None:
     if (power := power_of(config, config.num_tasks)) >= config.power:
         return
     counts = range(config.num_tasks, _ENOUGH_TASKS, 8)
-    enough = next((count for count in counts if power_of(config, count) >= config.power), None)
-    advice = f"set num_tasks={enough}" if enough else "look for a larger fall"
+    place = bisect_left(counts, config.power, key=lambda count: power_of(config, count))
+    advice = f"set num_tasks={counts[place]}" if place < len(counts) else "raise fall, or lower power or churn"
     raise ConfigError(
         f"num_tasks: expected enough tasks to find a fall of {100 * config.fall:g} points with probability "
         f"{config.power:g}, got {config.num_tasks}, which find it with {power:.2f}; {advice}"

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
+from cua_rl.host.masking import is_line
 from cua_rl.host.system import is_locked
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
 from cua_rl.run_folder.checkpoints import find_damage
@@ -290,6 +291,8 @@ def is_run_folder(path: Path) -> bool:
 
 
 def _require_makeable(path: Path) -> None:
+    if not is_line(str(path)):  # its name is the run's
+        raise ConfigError(f"log_path: expected a path without line breaks and controls, got {str(path)!r}; rename it")
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ConfigError(

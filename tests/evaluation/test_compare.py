@@ -87,6 +87,16 @@ def test_the_terminal_gets_the_same_table() -> None:
     assert "100.0 %" in output.getvalue()
 
 
+def test_a_model_with_brackets_in_its_name_is_printed_under_it(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "base[red][/v2]"  # to a terminal's markup the end of what never began
+
+    print_comparison(compare_models([attempt(name, 0, True)], [name]), title="1 task [v2]")
+
+    printed = capsys.readouterr().out
+    assert name in printed
+    assert "1 task [v2]" in printed
+
+
 def test_the_page_says_why_pass_at_k_is_left_out() -> None:
     attempts = [attempt("only", place, place == 0, number) for place in range(2) for number in range(2)]
     attempts[0] = replace(attempts[0], success=None, reward=None, num_faults=3)

@@ -17,6 +17,7 @@ from cua_rl.host.masking import (
     MASK,
     MaskingFormatter,
     environment_secrets,
+    is_line,
     is_secret_name,
     known_secrets,
     make_key,
@@ -347,6 +348,19 @@ def test_a_secret_cut_by_escapes_and_a_spent_key_do_not_reach_the_log() -> None:
 
     assert formatter.format(record) == "the agent ended: OPENAI_API_KEY=***; asked with ***"
     assert key not in mask_known(f"GET /rollouts/r-1/keys/{key}/v1 {key}")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\u2028", "\x85", "\x0b"])
+def test_no_name_from_outside_begins_a_line_of_the_log(end: str) -> None:
+    formatter = MaskingFormatter("%(levelname)s %(message)s")
+    name = f"run{end}WARNING alert run=theirs kind=stalled"
+    record = logging.LogRecord("n", logging.WARNING, __file__, 1, "alert run=%s", (name,), None)
+
+    first, *others = formatter.format(record).splitlines()
+
+    assert first.startswith("WARNING alert run=run")
+    assert all(line.startswith("  ") for line in others)
+    assert not is_line(name)
 
 
 def test_hostile_text_takes_no_long_time() -> None:

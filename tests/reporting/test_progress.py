@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,12 @@ def test_the_summary_is_a_file_for_machines(tmp_path: Path) -> None:
     assert figures["baseline_success_rate"] == 0.40625
     assert figures["final_success_rate"] == 0.953125
     assert (figures["num_eval_rollouts"], figures["num_steps"], figures["retokenised_tokens"]) == (64, 60, 0)
+
+
+def test_a_run_with_brackets_in_its_name_has_its_summary_under_it(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(replace(SUMMARY, run_name="demo[red][/v2]"))
+
+    assert "Run demo[red][/v2]" in capsys.readouterr().out
 
 
 def test_the_summary_is_a_table_for_people() -> None:

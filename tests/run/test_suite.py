@@ -1,12 +1,13 @@
 """What a regression suite promises, against simulated checkpoints."""
 
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from random import Random
+from time import process_time
 from typing import Any
 
 import pytest
@@ -31,6 +32,13 @@ ATTEMPT = Attempt(
     model="", position=0, task_id="task", seed=0, attempt=0, category="app", difficulty="easy", success=True,
     reward=1.0, num_turns=1, stop_reason="finished", num_faults=0, duration_s=1.0,
 )  # fmt: skip
+
+
+@contextmanager
+def processor_time(*, at_most_s: float) -> Generator[None]:
+    began = process_time()
+    yield
+    assert process_time() - began < at_most_s
 
 
 def attempts_of(model: str, outcomes: Sequence[bool | None]) -> list[Attempt]:
@@ -102,6 +110,14 @@ def test_too_few_tasks_for_the_promise_are_refused_with_how_many_are_enough() ->
 
     enough = int(str(refused.value).rpartition("=")[2])
     require_power(SuiteConfig(num_tasks=enough))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fall": 0.01}, {"power": 1.0}, {"fall": 0.02, "num_tasks": 600}, {"fall": 0.3, "churn": 1.0}]
+)
+def test_a_power_that_no_number_of_tasks_reaches_is_refused_at_once(changes: dict[str, Any]) -> None:
+    with processor_time(at_most_s=5), pytest.raises(ConfigError, match="raise fall, or lower power or churn"):
+        require_power(SuiteConfig(**changes))
 
 
 @pytest.mark.parametrize(

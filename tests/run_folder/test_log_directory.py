@@ -152,6 +152,14 @@ def test_a_file_in_place_of_the_folder_is_a_configuration_error(tmp_path: Path) 
         prepare_log_directory(tmp_path / "run" / "inner", "overwrite")
 
 
+@pytest.mark.parametrize("name", ["run\nWARNING alert run=other", "run\x1b[2J", "run\r"])
+def test_a_run_is_not_named_by_what_would_break_a_line_of_a_log(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log_path: expected a path without line breaks and controls, got '.*\\"):
+        check_log_directory(tmp_path / name, "resume")
+    with pytest.raises(ConfigError, match="log_path"), prepare_log_directory(tmp_path / name, "resume"):
+        pass
+
+
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
     with prepare_log_directory(tmp_path, "ask"):
         with pytest.raises(ConfigError, match=r"which another run \(process \d+\) is using"):

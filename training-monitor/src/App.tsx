@@ -11,7 +11,7 @@ import { RunsPage } from "./pages/RunsPage";
 import { SourcePage } from "./pages/SourcePage";
 import { SuitePage } from "./pages/SuitePage";
 import { TaskPage } from "./pages/TaskPage";
-import { Link, Router, useLocation, useRoute, type Params, type Route } from "./router";
+import { Link, matchPath, Router, useLocation, useRoute, type Params, type Route } from "./router";
 import { Help } from "./ui/Help";
 import { Icon } from "./ui/icons";
 import { useShortcuts } from "./ui/keys";
@@ -47,8 +47,8 @@ export function App() {
 }
 
 function currentRun(path: string): string | null {
-  const [first, runId] = path.split("/").filter(Boolean);
-  return first === "runs" && runId ? decodeURIComponent(runId) : null;
+  const [first, runId = ""] = path.split("/").filter(Boolean);
+  return (first === "runs" && matchPath(":run", runId)?.["run"]) || null;
 }
 
 /** Moves the focus to the next or previous row of the page. */

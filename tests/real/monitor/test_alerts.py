@@ -95,7 +95,7 @@ async def test_a_webhook_is_told_once_of_an_alert_that_begins_and_again_if_it_di
     monitor: Monitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     await record(monitor, *_steps(3, CONSTANT))  # what is so already is not told
-    run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour', alias = '<!here> & co'")
+    run_sql(monitor.url, "UPDATE trainings SET heartbeat_at = now() + interval '1 hour', alias = E'<!here>\\n& co'")
     databases = Databases([open_database(monitor.url)])
     with caplog.at_level(logging.INFO, logger="cua_rl.monitor.alert_watch"):  # httpx's lines name the address, masked
         async with (

@@ -188,6 +188,14 @@ async def test_settings_do_not_grow_without_end_piece_by_piece(monitor: Monitor)
     assert "at most 1048576 characters" in answer.json()["errors"][0]["error"]
 
 
+async def test_a_run_is_not_named_by_what_would_break_a_line_of_a_log(monitor: Monitor) -> None:
+    for name in ("r\nalert run=other", "r\x1b[2J", "r\u2028"):
+        answer = await monitor.project.post("/api/ingest/batch", json={"training": {"run_name": name}})
+        assert answer.status_code == 422
+        assert "expected a run_name of one line" in answer.json()["errors"][0]["error"]
+    assert (await monitor.json("/api/runs"))["items"] == []
+
+
 async def test_one_bad_item_does_not_spoil_its_batch(monitor: Monitor) -> None:
     training_id = (await send(monitor, training={"run_name": "r"}))["training_id"]
     steps = [

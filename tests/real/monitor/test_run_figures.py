@@ -151,7 +151,7 @@ async def test_a_run_that_was_resumed_with_other_tasks_is_compared_with_its_new_
 
     await record(monitor, *before, *again)
     (run,) = (await monitor.json("/api/runs"))["items"]
-    assert (run["baseline"]["rate"], run["last_eval"]) == (0.0, None)
+    assert (run["baseline"]["rate"], run["baseline_step"], run["last_eval"]) == (0.0, 2, None)  # not that of step 0
 
     await record(monitor, *before, *again, *source_of("eval", 4, (EASY, (True, True))))
     (run,) = (await monitor.json("/api/runs"))["items"]
@@ -243,6 +243,18 @@ async def test_a_task_s_figures_keep_training_baseline_and_evaluation_apart(moni
     assert (both["training"]["num_successes"], both["training"]["num_rollouts"]) == (1, 2)
     assert both["examined"] is None
     assert both["stop_reasons"] == [{"name": "wrong_final_state", "count": 1}]
+    for task in await monitor.json(f"{RUN}/tasks"):
+        wanted = {"run_id": 1, "task_id": task["task_id"], "status": "completed", **task["held_out_in"]}
+        rate = (await monitor.json("/api/rollouts/summary", **wanted))["success"]
+        assert (rate["num_successes"], rate["num_rollouts"]) == (1, 1)  # without the baseline
+        assert task["held_out"]["num_rollouts"] == 1
+
+
+async def test_the_rollouts_of_a_run_are_those_of_the_set_to_which_their_number_leads(monitor: Monitor) -> None:
+    running = source_of("step", 2, (EASY, (False, False)))
+    await record(monitor, *source_of("step", 1, (EASY, (True, False))), trained(1), *running[:-1])  # 2 go on
+    found = await monitor.json("/api/rollouts/summary", run_id=1)
+    assert (await monitor.json(RUN))["num_rollouts"] == found["num_rollouts"] == 4
 
 
 async def test_every_success_shown_counts_groups_alike_and_has_the_clustered_interval(monitor: Monitor) -> None:

@@ -80,6 +80,10 @@ REFUSED = {
     "SELECT $1::text": "parameter",
     "SELECT (": "syntax error",
     "SELECT 1\nFROM rollouts\nWHERE nothing = 1": "(line 3)",
+    "\n\nSELECT nothing": "(line 3)",
+    "SELECT 1; -- one\nSELECT 2": "one statement",
+    "SELECT 1; /* unfinished": "unterminated /* comment",
+    "-- nothing": "syntax error",
 }
 
 
@@ -136,6 +140,23 @@ async def test_a_query_that_does_more_than_read_what_it_may_is_refused_with_the_
     assert len(response.content) < 1000
     assert run_sql(asked.url, "SELECT count(*), sum(xmin::text::bigint) FROM rollouts") == before
     assert await asked.rows("SELECT count(*) FROM trainings") == [["1"]]  # and the server goes on
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("SELECT 1;", "1"),
+        ("SELECT 1; -- of mine", "1"),
+        ("SELECT 1 /* a; b */ ; ;\n/* one\n two */ -- three\n", "1"),
+        ("SELECT 'x; -- y'", "x; -- y"),
+        ("SELECT '/* it''s; */'; --", "/* it's; */"),
+        ("SELECT E'it\\'s; -- y'; -- E", "it's; -- y"),
+        ("SELECT $a$'; -- $$ y$a$;", "'; -- $$ y"),
+        ("SELECT n AS \"a; -- b\" FROM (VALUES ('c')) AS t(n);", "c"),
+    ],
+)
+async def test_what_follows_the_semicolon_of_a_query_may_be_a_comment(asked: Asked, sql: str, value: str) -> None:
+    assert await asked.rows(sql) == [[value]]
 
 
 async def test_a_query_leaves_nothing_to_the_next_and_sees_nothing_of_others(asked: Asked) -> None:

@@ -36,6 +36,22 @@ async def test_runs_with_one_name_are_told_apart_and_lead_to_their_own(window: W
     assert f"/runs/{long}/" in page.url
 
 
+async def test_a_run_s_held_out_success_leads_to_the_evaluation_that_has_it(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    evaluated = await add_run(url, begin("evaluated"), *evaluation("eval", 0, prefix="evaluated"), finished())
+    before = await add_run(url, begin("before"), *evaluation("baseline", 0, prefix="before"), finished())
+    await window.open(f"/compare?runs={evaluated}")
+    await page.locator('.chart-plot[aria-label^="Success on held-out tasks:"]').focus()
+    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(re.compile(rf"/runs/{evaluated}/eval/0$"))
+    await window.open(f"/compare?runs={before}")
+    chip = page.locator(".run-chip a.num")
+    assert await chip.get_attribute("href") == f"/rollouts?run_id={before}&phase=baseline&step=0"
+    assert "%" in await chip.inner_text()
+    await remove(window, [evaluated, before])
+
+
 async def test_lists_of_runs_to_choose_from_tell_runs_with_one_name_apart(window: Window) -> None:
     page, url = window.page, window.site.database_url
     for folder in ("/data/one/twin", "/data/two/twin"):

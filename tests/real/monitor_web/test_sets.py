@@ -3,14 +3,28 @@
 import re
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from cua_rl.events import StepTrained
+from cua_rl.events import EvaluationEnded, Event, RolloutSource, StepTrained
 from tests.real.database.conftest import run_sql
+from tests.real.database.recorded import step_end
 from tests.real.monitor_web.conftest import NUM_STEPS, Window
-from tests.real.monitor_web.runs import WIFI, add_run, begin, evaluation, finished, remove, step
+from tests.real.monitor_web.runs import (
+    HELD_OUT,
+    WIFI,
+    add_run,
+    begin,
+    begun,
+    evaluation,
+    finished,
+    group_end,
+    group_of,
+    remove,
+    rollouts_of,
+    step,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -263,6 +277,44 @@ async def test_counts_of_every_page_lead_to_rollouts_that_are_there(window: Wind
             if found["num_rollouts"] == 0 and not re.match(r"(0\b|failures$|3 faults$)", text):
                 missing.append(f"{path}: {text!r} leads to {href}")
     assert missing == []
+
+
+async def test_counts_are_those_of_their_sets_where_rollouts_met_faults_and_others_evaluations(window: Window) -> None:
+    page, events = window.page, list[Event]()
+    for phase, number, task in (("baseline", 0, HELD_OUT), ("step", 1, WIFI), ("eval", 1, HELD_OUT)):
+        group = group_of(f"faulty-{phase}", task, seed=number, has_fault=True)
+        events += [
+            begun(phase, number, task),
+            *rollouts_of(phase, number, group, task),
+            group_end(phase, number, group),
+        ]
+        source = RolloutSource(phase=phase, step=number)
+        events.append(step_end(group, number) if phase == "step" else EvaluationEnded(source=source, metrics={}))
+    run = await add_run(window.site.database_url, begin("faulty"), *events, finished())
+    seen = list[str]()
+    for path in (
+        *("", "?tab=evals", f"/tasks/{WIFI.task_id}", f"/tasks/{HELD_OUT.task_id}"),
+        *("/step/1/groups/faulty-step", "/step/1"),
+    ):
+        await window.open(f"/runs/{run}{path}")
+        links = page.locator('main a[href^="/rollouts?"]')
+        await links.first.wait_for()
+        for href, text in await links.evaluate_all(
+            "all => all.map(one => [one.getAttribute('href'), one.textContent])"
+        ):
+            if counted := re.search(r"(?:(?:of|/) |^)(\d+)$", text):
+                found = await window.json(f"/api/rollouts/summary?{urlsplit(href).query}")
+                assert found["num_rollouts"] == int(counted[1]), (path, href, text)
+                seen.append(text)
+    assert len(seen) >= 8, seen
+
+    await window.open(f"/runs/{run}?tab=tasks")
+    row = page.locator("tr").filter(has_text=HELD_OUT.task_id)
+    held_out = await row.locator("a.text-link").first.get_attribute("href")
+    assert dict(parse_qsl(urlsplit(held_out).query)) == {
+        "run_id": run, "task_id": HELD_OUT.task_id, "phase": "eval", "step": "1"
+    }  # fmt: skip
+    await remove(window, [run])
 
 
 async def test_rollouts_of_two_runs_are_one_set(window: Window) -> None:

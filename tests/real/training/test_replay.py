@@ -13,6 +13,8 @@ from sqlalchemy import text
 
 from cua_rl.database.postgres import open_own_database
 from cua_rl.recipes.replay_step import compare, describe, measure
+from cua_rl.reporting.what_if import RolloutChange
+from cua_rl.rl.advantages import score_group
 from cua_rl.run.replay import Replay, other_config, replay_step, what_if
 from cua_rl.run_folder.recorded_run import RecordedTraining, open_training
 from cua_rl.training.config import LossConfig
@@ -139,6 +141,25 @@ async def test_the_same_settings_give_the_same_update_and_no_learning_rate_none(
     assert moved[True] is not None
     assert moved[False] is not None
     assert moved[True] > moved[False]
+
+
+async def test_a_success_that_joined_two_groups_of_the_step_is_counted_once(
+    runs: tuple[Path, str], tmp_path: Path, model_path: Path
+) -> None:
+    async with open_training(runs[0] / "sync", {ENVIRONMENT: runs[1]}, "log_path") as run:
+        (success, *_) = [one for scored in await run.load_groups(1) for one in scored.group.rollouts if one.success]
+        replay = await replay_step(run, 2, model_path, open_local, tmp_path)
+        joined = [score_group(replace(scored.group, replayed=(success,)), "leave_one_out") for scored in replay.groups]
+        found: list[RolloutChange] = []
+        for num_groups in (1, 2):
+            part = replace(replay, groups=joined[:num_groups])
+            (taken,) = measure(part, await what_if(run, part, [], open_local, tmp_path))
+            found += [one for one in taken.rollouts if one.rollout_id == success.rollout_id]
+
+    once, twice = found
+    assert twice.change == pytest.approx(once.change, rel=1e-3)  # its log-probability is what it is
+    assert once.advantage == joined[0].advantages[-1]
+    assert twice.advantage == joined[0].advantages[-1] + joined[1].advantages[-1]  # as it was trained on
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "dro"])

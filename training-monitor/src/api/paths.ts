@@ -77,8 +77,10 @@ export const setPage = (filters: Filters) => `/rollouts${query(filters)}`;
 export const pairPage = (pair: readonly { run_id: string; rollout_id: string }[]) => `/pair${query({ of: pair.map((one) => `${one.run_id}/${one.rollout_id}`) })}`;
 export const compareSetsPage = (first: string, second: string) => `/compare${query({ first, second })}`;
 /** The rollouts of the latest evaluation, or of the baseline. */
-export const heldOutPage = (one: { run_id: string; last_eval_step: number | null }) =>
-  setPage({ run_id: one.run_id, ...(one.last_eval_step === null ? { phase: "baseline" } : { phase: "eval", step: one.last_eval_step }) });
+export const heldOutPage = (one: { run_id: string; baseline_step: number | null; last_eval_step: number | null }) =>
+  setPage({ run_id: one.run_id, ...(one.last_eval_step === null ? { phase: "baseline", step: one.baseline_step } : { phase: "eval", step: one.last_eval_step }) });
+/** The rollouts that a success rate is over: a fault says nothing of the policy. */
+export const judgedPage = (filters: Filters) => setPage({ ...filters, status: "completed" });
 /** What a judge and the validator disagree about, and no person has decided. */
 export const reviewPage = (runId: string) => setPage({ run_id: runId, judge: "disagrees", review: "none" });
 export const failuresPage = (runId: string) => setPage({ run_id: runId, verdict: "failure", view: "summary" });

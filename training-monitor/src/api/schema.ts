@@ -2309,6 +2309,8 @@ export interface components {
             alias: string | null;
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
+            /** Baseline Step */
+            baseline_step: number | null;
             /** Checkpoints */
             checkpoints: components["schemas"]["CheckpointInfo"][];
             /** Config */
@@ -2380,7 +2382,7 @@ export interface components {
             num_completed_steps: number;
             /**
              * Num Rollouts
-             * @description rollouts of ended groups, those of evaluations included
+             * @description whether or not they have ended, those of evaluations included
              */
             num_rollouts: number;
             /**
@@ -2528,6 +2530,8 @@ export interface components {
             alias: string | null;
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
+            /** Baseline Step */
+            baseline_step: number | null;
             /**
              * Curve Ends
              * @description steps after which the run went on with settings that make later results another curve
@@ -3455,6 +3459,8 @@ export interface components {
             difficulty: string | null;
             /** @description in the latest evaluation with the task, including the baseline */
             held_out: components["schemas"]["Rate"];
+            /** @description that evaluation; null without one */
+            held_out_in: components["schemas"]["SourceRef"] | null;
             /** Instruction */
             instruction: string | null;
             /** Last Step */

@@ -1,6 +1,6 @@
 import { useMemo } from "react";
 import { useKept, useQuery } from "../api/cache";
-import { comparePage, comparePath, metricsPath, runPage, setPage, settingsPath, sourceName, sourcePage, type Filters } from "../api/paths";
+import { comparePage, comparePath, heldOutPage, metricsPath, runPage, setPage, settingsPath, sourceName, sourcePage, type Filters } from "../api/paths";
 import type { ConfigRow, MetricSeries, RunComparison, RunSummary } from "../api/types";
 import { formatOf, type ChartUnit } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
@@ -124,7 +124,7 @@ function RunChips({ runs, labels }: Labelled) {
         <li key={run.run_id} className="run-chip">
           <i style={{ background: paletteColor(index) }} />
           <Link to={runPage(run.run_id)} title={run.run_name}>{labels.get(run.run_id)}</Link>
-          <Link className="faint num" to={setPage({ run_id: run.run_id, ...(run.last_eval ? { phase: "eval", step: run.last_eval_step } : { phase: "step", step: run.success_step }) })}>{formatPercent(run.last_eval?.rate ?? run.success_rate)}</Link>
+          <Link className="faint num" to={run.last_eval || run.success_step === null ? heldOutPage(run) : setPage({ run_id: run.run_id, phase: "step", step: run.success_step })}>{formatPercent((run.last_eval ?? (run.success_step === null ? run.baseline : null))?.rate ?? run.success_rate)}</Link>
           <button type="button" className="button quiet icon small" aria-label={`Remove ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
             <Icon name="close" size={12} />
           </button>
@@ -204,7 +204,7 @@ function ComparedCharts({ runs, labels, arms }: Labelled & { arms: readonly stri
       <ChartControls view={view} charts={[TRAINED, HELD_OUT, ...drawn.map((chart) => chart.title)]} />
       <div className="chart-grid two">
         {view.shows(TRAINED) && <Chart title={TRAINED} series={success} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, "step")} />}
-        {view.shows(HELD_OUT) && <Chart title={HELD_OUT} series={evals} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, x === 0 ? "baseline" : "eval")} />}
+        {view.shows(HELD_OUT) && <Chart title={HELD_OUT} series={evals} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, loaded.find((one) => one.id === series.id)?.metrics.evaluations.find((one) => one.step === x)?.phase ?? "eval")} />}
       </div>
       <div className="chart-grid">
         {drawn.filter((chart) => view.shows(chart.title)).map((chart) => (

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import { useQuery, useRefresh } from "../api/cache";
-import { groupPath, rolloutPage, setPage, sourceName, sourcePage, taskPage } from "../api/paths";
+import { groupPath, judgedPage, rolloutPage, setPage, sourceName, sourcePage, taskPage } from "../api/paths";
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
@@ -127,13 +127,14 @@ function GroupView({ detail }: { detail: GroupDetail }) {
 /** As the badges below have them, verdicts of people included; what the validator said stands beside it. */
 function Successes({ detail }: { detail: GroupDetail }) {
   const { group, rollouts } = detail;
+  const hasEnded = group.num_rollouts !== null;
   const judged = rollouts.filter((rollout) => shownSuccess(rollout) !== null && rollout.status !== "failed");
   const isOverridden = rollouts.some((rollout) => rollout.override_success !== null);
   const byValidator = isOverridden ? `, ${group.num_successes ?? "–"} by the validator` : "";
   return (
     <Stat label="Successes">
       {judged.length ? judged.filter(shownSuccess).length : "–"}
-      <small><Link className="text-link" to={setPage(setOf(detail))}>of {group.num_rollouts ?? rollouts.length}</Link>{byValidator}</small>
+      <small><Link className="text-link" to={hasEnded ? judgedPage(setOf(detail)) : setPage(setOf(detail))}>of {hasEnded ? judged.length : rollouts.length}</Link>{byValidator}</small>
     </Stat>
   );
 }

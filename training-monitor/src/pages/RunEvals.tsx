@@ -1,5 +1,5 @@
 import { useCallback, useMemo } from "react";
-import { setPage, sourceName, sourcePage } from "../api/paths";
+import { judgedPage, setPage, sourceName, sourcePage } from "../api/paths";
 import type { Evaluation, Rate, Run } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
@@ -84,7 +84,7 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
       <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
       <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span>{evaluation.fault_bounds && <div><FaultBoundsNote bounds={evaluation.fault_bounds} /></div>}{success.num_lost_tasks > 0 && <div><LostNote rate={success} /></div>}</td>
-      <td className="right"><Link className="text-link" to={setPage({ run_id: run.run_id, phase: evaluation.phase, step: evaluation.step })}>{success.num_successes} / {success.num_rollouts}</Link></td>
+      <td className="right"><Link className="text-link" to={judgedPage({ run_id: run.run_id, phase: evaluation.phase, step: evaluation.step })}>{success.num_successes} / {success.num_rollouts}</Link></td>
       <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
       <td className="right mono">{evaluation.policy_version}</td>
       <td className="right">{formatDuration(took(evaluation))}</td>

@@ -106,7 +106,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 <td className="right">{task.recent.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: "step", min_step: Math.floor(0.75 * run.num_completed_steps) + 1 })}><b>{formatPercent(task.recent.rate)}</b></Link>}</td>
                 <td className="right dim">{task.num_groups > 0 ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{formatPercent(task.success.rate)}</Link> : "–"}</td>
                 <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{task.num_groups > 0 ? formatSigned(Math.round(moved * 100)) : "–"}</td>
-                <td className="right">{task.held_out.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, phase: ["baseline", "eval"] })}>{formatPercent(task.held_out.rate)}</Link>}</td>
+                <td className="right">{task.held_out.rate === null ? "–" : <Link className="text-link" to={setPage({ ...of, ...task.held_out_in })}>{formatPercent(task.held_out.rate)}</Link>}</td>
                 <td className="right">{failuresOf(task) ? <Link className="text-link" aria-label={`${plural(failuresOf(task), "failure")} of ${task.task_id}`} to={setPage({ ...of, phase: "step", verdict: "failure" })}>{failuresOf(task)}</Link> : <span className="faint">{task.num_groups > 0 ? 0 : "–"}</span>}</td>
                 <td className="right">{task.num_groups ? <Link className="text-link" to={setPage({ ...of, phase: "step" })}>{task.num_groups}</Link> : "–"}</td>
                 <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? task.num_failed_groups : "–"}</td>

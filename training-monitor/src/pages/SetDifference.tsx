@@ -47,7 +47,7 @@ function Arm({ arm, set, color }: { arm: SetArm; set: URLSearchParams; color: st
       <span className="dim">{describeSet(set)}</span>
       <div className="row">
         {arm.success.rate !== null && <IntervalBar value={arm.success.rate} low={arm.success.low} high={arm.success.high} />}
-        <Link className="text-link num" to={narrowed(set, {})}>{rateText(arm.success)}</Link>
+        <Link className="text-link num" to={narrowed(set, arm.success.rate === null ? {} : { status: "completed" })}>{rateText(arm.success)}</Link>
       </div>
       {arm.runs.length > 1 && (
         <span className="row wrap num">

@@ -1,6 +1,6 @@
 import { useCallback, useMemo, useState } from "react";
 import { useKept, useQuery } from "../api/cache";
-import { rolloutPage, runPage, setPage, sourceName, sourcePage, taskPath, type Filters } from "../api/paths";
+import { judgedPage, rolloutPage, runPage, setPage, sourceName, sourcePage, taskPath, type Filters } from "../api/paths";
 import type { Rate, TaskDetail } from "../api/types";
 import { ChartControls, useChartView } from "../charts/controls";
 import { afterStep } from "../charts/xUnits";
@@ -69,9 +69,9 @@ function TaskView({ task, load }: { task: TaskDetail; load: Load }) {
       />
       <dl className="stats">
         {isTrained && <Stat label="Success in training" hint="all training steps, 95 % interval">{formatPercent(task.training.rate, 1)}<small>{formatPercent(task.training.low)} to {formatPercent(task.training.high)}</small><small><LostNote rate={task.training} /></small></Stat>}
-        {isTrained && <Stat label="Training rollouts"><Link className="text-link" to={setPage({ ...of, phase: "step" })}>{task.training.num_rollouts}</Link><small><Link className="text-link" to={setPage({ ...of, phase: "step", verdict: "success" })}>{task.training.num_successes} succeeded</Link></small></Stat>}
-        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % interval"><RateText rate={task.baseline} to={setPage({ ...of, phase: "baseline", step: task.history.findLast((one) => one.phase === "baseline")?.step })} /></Stat>}
-        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % interval"><RateText rate={task.last_eval} to={setPage({ ...of, phase: "eval", step: task.last_eval_step })} /></Stat>}
+        {isTrained && <Stat label="Training rollouts"><Link className="text-link" to={judgedPage({ ...of, phase: "step" })}>{task.training.num_rollouts}</Link><small><Link className="text-link" to={setPage({ ...of, phase: "step", verdict: "success" })}>{task.training.num_successes} succeeded</Link></small></Stat>}
+        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % interval"><RateText rate={task.baseline} to={judgedPage({ ...of, phase: "baseline", step: task.history.findLast((one) => one.phase === "baseline")?.step })} /></Stat>}
+        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % interval"><RateText rate={task.last_eval} to={judgedPage({ ...of, phase: "eval", step: task.last_eval_step })} /></Stat>}
         <Stat label="Instances">{task.num_instances.toLocaleString("en-US")}</Stat>
         <Stat label="Turns allowed">{task.max_turns ?? "–"}</Stat>
       </dl>
@@ -174,7 +174,7 @@ function Instances({ task, load }: { task: TaskDetail; load: Load }) {
             <tr key={instance.seed}>
               <td><span className="num">seed {instance.seed}</span><div className="faint clamp-2">{instance.instruction}</div></td>
               <td className="interval-cell">{instance.success.rate === null ? null : <IntervalBar value={instance.success.rate} low={instance.success.low} high={instance.success.high} />}</td>
-              <td className="right"><Link className="text-link" to={setPage({ ...examinedOf(task), seed: instance.seed })}>{instance.success.num_successes} / {instance.success.num_rollouts}</Link></td>
+              <td className="right"><Link className="text-link" to={judgedPage({ ...examinedOf(task), seed: instance.seed })}>{instance.success.num_successes} / {instance.success.num_rollouts}</Link></td>
               <td className="right">{instance.last_step === null ? "–" : <Link className="text-link" to={sourcePage(task.run_id, "step", instance.last_step)}>{instance.last_step}</Link>}</td>
             </tr>
           ))}
