@@ -49,7 +49,7 @@ _FEW = 10_000  # ids that are given to each query of a set
 _MOST = 200  # rows of each list, the most frequent ones
 _ALL = true()
 _Counts = Counter[tuple[Any, ...]]
-FoundRollouts = Sequence[tuple[RunsOfDatabase, Sequence[ColumnElement[bool]]]]
+FoundRollouts = list[tuple[RunsOfDatabase, Sequence[ColumnElement[bool]]]]
 Tally = dict[str, dict[int, tuple[int, int]]]
 """Successes and rollouts with a verdict, by task and seed."""
 
@@ -67,8 +67,12 @@ async def summarise_set(
     """The figures of a set."""
     found = await find_rollouts(runs, wanted)
     of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
-    (rows, steps), checks, (messages, tagged, unread, judged, reviewed) = await asyncio.gather(
-        _count_rollouts(found), count(found, _CHECKS, *of_check), _count_few(found)
+    with_checks, with_turns = [await _near(found, key) for key in (ValidationRow.rollout_pk, TurnRow.rollout_pk)]
+    (rows, steps), checks, unread, (messages, tagged, judged, reviewed) = await asyncio.gather(
+        _count_rollouts(found),
+        count(with_checks, _CHECKS, *of_check),
+        count(with_turns, _UNREAD, TurnRow.failure_kind),
+        _count_few(found),
     )
     faults = _sum((message, num) for (message,), num in messages.items())
     failures = _sum((cause, num) for (_, verdict, _, cause, *_), num in rows.items() if verdict == "failure")
@@ -103,7 +107,7 @@ async def summarise_set(
 
 async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -> FoundRollouts:
     """What tells the set's rollouts from others: their ids if looking for them takes long and they are few."""
-    found: list[tuple[RunsOfDatabase, Sequence[ColumnElement[bool]]]] = []
+    found: FoundRollouts = []
     for one in runs:
         are_wanted = conditions(one, wanted)
         if wanted.search or wanted.stragglers:
@@ -116,6 +120,17 @@ async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -
                 are_wanted = [RolloutRow.id == any_(cast(literal(ids, Text), ARRAY(BigInteger)))]
         found.append((one, are_wanted))
     return found
+
+
+async def _near(found: FoundRollouts, key: Any) -> FoundRollouts:
+    """Only rows whose key is between the runs' first and last rollout, or Postgres reads those of all other runs."""
+    near: FoundRollouts = []
+    for one, are_wanted in found:
+        ends = select(func.min(RolloutRow.id), func.max(RolloutRow.id))
+        async with one.database.sessions() as session:
+            first, last = (await session.execute(ends.where(RolloutRow.training_id.in_(one.training_ids)))).one()
+        near.append((one, (*are_wanted, key.between(first, last))))
+    return near
 
 
 async def count(found: FoundRollouts, rows: Any, *keys: Any, only: ColumnElement[bool] = _ALL) -> _Counts:
@@ -151,7 +166,8 @@ async def _count_rollouts(found: FoundRollouts) -> tuple[_Counts, _Counts]:
         sets = func.grouping_sets(tuple_(*by_task, *ends), tuple_(*by_step, *ends))
         num, is_step = func.sum(by_group.c.num, type_=BigInteger()).label("num"), func.grouping(Group.task_id)
         counted = select(*by_task, *by_step, *ends, num, is_step.label("is_step")).group_by(sets)
-        of = counted.join_from(by_group, Group, by_group.c.group_pk == Group.id).subquery().c
+        is_own = and_(by_group.c.group_pk == Group.id, Group.training_id.in_(one.training_ids))
+        of = counted.join_from(by_group, Group, is_own).subquery().c
         by = (TaskRow.category, of.task_id, of.seed, PHASE, STEP)
         query = select(of.is_step, *by, verdict_of(of), of.stop_reason, cause_of(of), of.num)
         sources = outerjoin(of.num.table, TaskRow, of.task_pk == TaskRow.id).outerjoin(Step, of.step_id == Step.id)
@@ -166,12 +182,11 @@ async def _count_rollouts(found: FoundRollouts) -> tuple[_Counts, _Counts]:
 
 
 async def _count_few(found: FoundRollouts) -> list[_Counts]:
-    """What few rollouts have: faults by message, tags, turns that could not be read, opinions of judges and people."""
+    """What few rollouts have: faults by message, tags, opinions of judges and people."""
     given = (VERDICT, RolloutOverride.success, RolloutRow.task_id, RolloutRow.seed)
     return [
         await count(found, RolloutRow, FAULT_MESSAGE, only=RolloutRow.error.is_not(None)),
         await count(found, join(RolloutRow, _TAGS, _TAGS.c.rollout_pk == RolloutRow.id), _TAGS.c.tag),
-        await count(found, _UNREAD, TurnRow.failure_kind),
         await count(found, _JUDGED, VERDICT, JudgementRow.success, only=_IS_JUDGED),
         await count(found, _REVIEWED, *given, only=is_newest_verdict()),
     ]

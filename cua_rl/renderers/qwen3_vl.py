@@ -225,44 +225,32 @@ def _overflow(max_tokens: int) -> ContextOverflow:
 
 def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a Qwen3-VL model folder."""
-    return Qwen3VLRenderer(
-        name="qwen3_vl", tokenizer=_load_tokenizer(model_path), image_settings=load_image_settings(model_path)
-    )
+    return _load("qwen3_vl", model_path, INSTRUCT)
 
 
 def load_qwen3_vl_thinking(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a Qwen3-VL Thinking model folder."""
-    return Qwen3VLRenderer(
-        name="qwen3_vl_thinking",
-        tokenizer=_load_tokenizer(model_path),
-        image_settings=load_image_settings(model_path),
-        chat_format=THINKING,
-    )
+    return _load("qwen3_vl_thinking", model_path, THINKING)
 
 
 def load_qwen2_5_vl(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a Qwen2.5-VL model folder."""
-    return Qwen3VLRenderer(
-        name="qwen2_5_vl",
-        tokenizer=_load_tokenizer(model_path),
-        image_settings=load_image_settings(model_path),
-        chat_format=QWEN2_5,
-    )
+    return _load("qwen2_5_vl", model_path, QWEN2_5)
 
 
 def load_qwen3_5(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a Qwen3.5 or Qwen3.6 model folder."""
-    return Qwen3VLRenderer(
-        name="qwen3_5",
-        tokenizer=_load_tokenizer(model_path),
-        image_settings=load_image_settings(model_path),
-        chat_format=qwen3_5_format(model_path),
-    )
+    return _load("qwen3_5", model_path, qwen3_5_format(model_path))
 
 
 def load_qwen3(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a text-only Qwen3 model folder."""
     return Qwen3VLRenderer(name="qwen3", tokenizer=_load_tokenizer(model_path), image_settings=None)
+
+
+def _load(name: str, model_path: Path, chat_format: ChatFormat) -> Qwen3VLRenderer:
+    tokenizer, image_settings = _load_tokenizer(model_path), load_image_settings(model_path)
+    return Qwen3VLRenderer(name=name, tokenizer=tokenizer, image_settings=image_settings, chat_format=chat_format)
 
 
 def _load_tokenizer(model_path: Path) -> Tokenizer:
