@@ -175,6 +175,7 @@ export function TokenForm({ onDone, submit: label = "Sign in" }: { onDone?: () =
 }
 
 export function ErrorState({ error, reload }: { error: ApiError; reload?: () => void }) {
+  const [isPage] = useState(() => !document.querySelector("h1")); // its own does not count when it is drawn again
   if (error.status === 401 || error.status === 403) {
     return (
       <Empty title="This monitor requires a token" page>
@@ -184,7 +185,7 @@ export function ErrorState({ error, reload }: { error: ApiError; reload?: () => 
     );
   }
   return (
-    <Empty title={error.status === 404 ? "Nothing found at this address" : "This could not be loaded"} page={!document.querySelector("h1")}>
+    <Empty title={error.status === 404 ? "Nothing found at this address" : "This could not be loaded"} page={isPage}>
       <p>{error.message}</p>
       <div className="row">
         {reload && (
