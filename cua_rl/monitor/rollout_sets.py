@@ -203,7 +203,7 @@ def _stragglers(groups: AnySelect | None, runs: RunsOfDatabase) -> AnySelect:
     """Rollouts slower than 95 % of their step or evaluation, or the last of it to end; of these `groups` if given."""
     one, group = aliased(RolloutRow), aliased(Group)
     source = func.coalesce(group.step_id, -group.eval_id)
-    ended = [one.training_id.in_(runs.training_ids), one.duration_s.is_not(None)]
+    ended = [*(row.training_id.in_(runs.training_ids) for row in (one, group)), one.duration_s.is_not(None)]
     ended += [] if groups is None else [one.group_pk.in_(groups)]
     long_s = func.percentile_cont(0.95).within_group(one.duration_s)
     ends = select(source.label("source"), long_s.label("long_s"), func.max(one.ended_at).label("last"))
