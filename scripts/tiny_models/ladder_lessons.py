@@ -4,9 +4,9 @@ None shares its texts, names or apps with the tasks of evaluation; what only tho
 """
 
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from random import Random
 
@@ -21,7 +21,7 @@ from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import Demonstration, build_answer, demonstrate
 from cua_rl.tasks.expert import Decision
-from cua_rl.types.actions import Finish
+from cua_rl.types.actions import Click, Finish, TypeText
 from cua_rl.types.conversation import EncodedImage, Item, Message, TextPart, ToolResult
 from cua_rl.types.rollout import Datum
 from scripts.tiny_models.vocabulary import label_forms
@@ -30,11 +30,14 @@ NUM_SEEDS = 2**31
 """Of training phones; those of evaluation have seeds from here on."""
 _MAX_TURNS = 12
 _NUM_TO_FIND = 6
+_NUM_TO_COPY = 8
 _NUM_LOOKS = 8
 """Seeds of each task that show which words and labels recur."""
 _APPS = ("mail", "notes", "calendar", "maps", "calculator", "phone", "messages", "camera", "chrome")
 """Those that evaluation asks for by name are missing, and Gallery, whose own screenshot leads in circles."""
 _COMMON_WORDS = ("the", "a", "to", "you", "me", "at", "on", "is", "for", "and", "my", "of", "in", "about", "are")
+_VERBS = ("Tap", "Type", "Open", "Play", "Call", "Find", "Search for", "Delete", "Write", "Turn on", "Connect to")
+_ENDINGS = (".", ".", " now.", ", please.")
 _MINUTES = tuple(minute for minute in range(1, 60) if minute % 15 and minute not in (10, 25, 40, 55))
 _LEVELS = tuple(percent for percent in range(10, 95, 5) if percent not in (25, 35, 65, 75))
 
@@ -77,24 +80,49 @@ def without_places(datum: Datum, renderer: Renderer) -> Datum:
 async def draw_search(random: Random) -> Demonstration:
     """A screen, and several elements to tap on it or to swipe to, one after the other."""
     phone = draw_phone_at_work(random)
-    state, screen = phone.state, build_screen(phone.state)
+    screen = build_screen(phone.state)
     labels = [element.label for element in scannable_elements(screen)]
     hidden = [item.label for item in screen.content if item.is_tappable and item.label not in labels]
     wanted = [random.choice(hidden if hidden and random.random() < 0.2 else labels) for _ in range(_NUM_TO_FIND)]
+    return await _one_by_one(
+        phone, [(f"Tap {label}.", replace(seek(label, phone), scanned=(label,))) for label in wanted]
+    )
 
-    def find(label: str) -> Decision:
-        return replace(seek(label, phone), scanned=(label,))
+
+async def draw_copies(random: Random) -> Demonstration:
+    """No screen, and names to tap and texts to type as they were asked for."""
+    wanted: list[tuple[str, Decision]] = []
+    for _ in range(_NUM_TO_COPY):
+        if random.random() < 0.4:
+            copied = random.choice(ladder_labels())
+            decision = Decision(scanned=(copied,), action=Click(x=0, y=0))
+        else:
+            copied = random.choice((_draw_words, _draw_numbers))(random, random.randint(1, 3))
+            is_name = random.random() < 0.3
+            decision = Decision(
+                scanned=(copied,) * is_name, action=Click(x=0, y=0) if is_name else TypeText(text=copied)
+            )
+        mark = random.choice(("", '"'))
+        wanted.append((f"{random.choice(_VERBS)} {mark}{copied}{mark}{random.choice(_ENDINGS)}", decision))
+    return await _one_by_one(_BlindPhone(make_phone_state(0)), wanted)
+
+
+async def _one_by_one(phone: SimulatedPhone, wanted: Sequence[tuple[str, Decision]]) -> Demonstration:
+    """The decisions for all instructions, on a screen that stays as it is."""
+    (asked, first), *others = wanted
 
     async def expert() -> Decision:
-        return find(wanted[0])
+        return first
 
-    first = await demonstrate(f"Tap {wanted[0]}.", phone, expert, max_turns=1)
-    phone.state = state
-    items, screenshot = list[Item](first.items), take_screenshot(state, phone.scale)
-    for label in wanted[1:]:
-        items.append(ToolResult(call_id="expert", content=(TextPart(text=f"Tap {label}."),)))
-        items += build_answer(find(label), screenshot)
-    return Demonstration(items=tuple(items), tools=first.tools)
+    state = phone.state
+    shown = await demonstrate(asked, phone, expert, max_turns=1)
+    items, screenshot = list[Item](shown.items), take_screenshot(state, phone.scale)
+    for asked, decision in others:
+        items.append(ToolResult(call_id="expert", content=(TextPart(text=asked),)))
+        items += build_answer(decision, screenshot)
+    if isinstance(phone, _BlindPhone):
+        items = [*map(_without_image, items)]
+    return Demonstration(items=tuple(items), tools=shown.tools)
 
 
 def draw_phone_at_work(random: Random) -> SimulatedPhone:
@@ -174,10 +202,7 @@ def ladder_pieces() -> list[str]:
 
 
 def _draw_pool(random: Random) -> apps.Pool:
-    def words(num: int) -> str:
-        return " ".join(
-            random.choice(_COMMON_WORDS) if random.random() < 0.3 else _draw_word(random) for _ in range(num)
-        )
+    words = partial(_draw_words, random)
 
     def several(draw: Callable[[], str]) -> tuple[str, ...]:
         return tuple(draw() for _ in range(3))
@@ -199,6 +224,14 @@ def _draw_pool(random: Random) -> apps.Pool:
         tracks=several(lambda: words(2).title()),
         minutes=_MINUTES,
     )
+
+
+def _draw_words(random: Random, num: int) -> str:
+    return " ".join(random.choice(_COMMON_WORDS) if random.random() < 0.3 else _draw_word(random) for _ in range(num))
+
+
+def _draw_numbers(random: Random, num: int) -> str:
+    return " ".join(str(random.randrange(10 ** random.randint(1, 4))) for _ in range(num))
 
 
 def _draw_word(random: Random) -> str:

@@ -28,6 +28,7 @@ from scripts.tiny_models.imitation import imitate, run_stage
 from scripts.tiny_models.ladder_lessons import (
     NUM_SEEDS,
     demonstrate_on,
+    draw_copies,
     draw_search,
     draw_template,
     without_places,
@@ -46,6 +47,7 @@ class LadderModelConfig:
     tasks_seen: int = setting(8, "tasks per step with screenshots")
     screens: int = setting(4, "screens per step on which six elements are sought")
     tasks_told: int = setting(24, "tasks per step without screenshots: what comes next, and texts to copy")
+    copies: int = setting(4, "conversations per step without screenshots in which eight names and texts are repeated")
     learning_rate: float = setting(1e-3, "peak learning rate; warm-up and decay are linear")
     eval_every: int = setting(250, "steps between evaluations")
     eval_tasks: int = setting(24, "held-out tasks of each level per evaluation")
@@ -90,6 +92,7 @@ async def _draw_batch(config: LadderModelConfig, renderer: Renderer, step: int) 
     seen = [teach(await demonstrate_on(*draw_task())) for _ in range(config.tasks_seen)]
     sought = [teach(await draw_search(random)) for _ in range(config.screens)]
     told = [teach(await demonstrate_on(*draw_task(), is_seen=False)) for _ in range(config.tasks_told)]
+    told += [teach(await draw_copies(random)) for _ in range(config.copies)]
     return [*seen, *sought, *(without_places(datum, renderer) for datum in told)]
 
 

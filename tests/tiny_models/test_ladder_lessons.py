@@ -7,8 +7,14 @@ from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, T
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.types.conversation import EncodedImage, Message, Reasoning, ToolCall
-from scripts.tiny_models.ladder_lessons import demonstrate_on, draw_search, other_templates, without_places
+from cua_rl.types.conversation import EncodedImage, Message, Reasoning, TextPart, ToolCall, ToolResult
+from scripts.tiny_models.ladder_lessons import (
+    demonstrate_on,
+    draw_copies,
+    draw_search,
+    other_templates,
+    without_places,
+)
 
 
 async def test_every_family_of_lessons_is_solved_by_its_expert() -> None:
@@ -50,3 +56,22 @@ async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
     assert len(calls) == len(named) == 6
     # the same name leads to the same place
     assert len({(name, json.dumps(call)) for name, call in zip(named, calls, strict=True)}) == len(set(named))
+
+
+async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None:
+    lesson = await draw_copies(Random(5))
+    asked = [
+        part.text
+        for item in lesson.items
+        if isinstance(item, Message | ToolResult)
+        for part in item.content
+        if isinstance(part, TextPart) and part.text
+    ]
+    named = [item.text for item in lesson.items if isinstance(item, Reasoning)]
+    calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
+    typed = [call["text"] for call in calls if call["action"] == "type"]
+
+    assert len(calls) == 8
+    assert named
+    assert typed
+    assert [text for text in named + typed if not any(text in instruction for instruction in asked)] == []
