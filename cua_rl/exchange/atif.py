@@ -66,7 +66,9 @@ def _image_path(image: EncodedImage) -> str:
 
 def _trajectory(record: RolloutRecord, encoded: EncodedRecord, run_name: str) -> Row:
     rollout = record.rollout
-    shown = rollout.turns[0].agent.before if rollout.turns else None
+    shown, tools = None, None
+    if rollout.turns:
+        shown, tools = rollout.turns[0].agent.before, rollout.turns[0].model.request.get("tools")
     steps: list[Row] = [{"step_id": 1, "source": "user", "message": _content(record.task.instruction, shown)}]
     for place, (turn, row) in enumerate(zip(rollout.turns, encoded.row["turns"], strict=True), start=2):
         steps.append(_agent_step(turn, place, row["prompt_token_ids"]))
@@ -75,7 +77,7 @@ def _trajectory(record: RolloutRecord, encoded: EncodedRecord, run_name: str) ->
     return {
         "schema_version": VERSION,
         "session_id": rollout.rollout_id,
-        "agent": {"name": "cua_rl", "version": "1", "model_name": run_name, "tool_definitions": _tools(record)},
+        "agent": {"name": "cua_rl", "version": "1", "model_name": run_name, "tool_definitions": tools},
         "steps": steps,
         "final_metrics": {
             "total_prompt_tokens": sum(turn.model.prompt.length for turn in rollout.turns),
@@ -88,11 +90,6 @@ def _trajectory(record: RolloutRecord, encoded: EncodedRecord, run_name: str) ->
             "cua_rl": {**encoded.row, "turns": turns, "files": [_image_path(image) for image in encoded.images]},
         },
     }
-
-
-def _tools(record: RolloutRecord) -> object:
-    """The tools that the agent offered the model."""
-    return record.rollout.turns[0].model.request.get("tools") if record.rollout.turns else None
 
 
 def _agent_step(turn: Turn, step_id: int, prompt_token_ids: list[int]) -> Row:

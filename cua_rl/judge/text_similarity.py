@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 _MAX_ORDER = 4
 
@@ -72,14 +73,10 @@ def _f1(num_common: int, num_found: int, num_expected: int) -> float:
     return 2 * num_common / (num_found + num_expected) if num_common else 0.0
 
 
-def _rouge(order: int) -> Callable[[str, str], float]:
-    return lambda text, reference: rouge_n(text, reference, order)
-
-
 METRICS: Mapping[str, Callable[[str, str], float]] = {
     "fuzzy_match": fuzzy_match,
     "bleu": bleu,
     "gleu": gleu,
     "rouge_l": rouge_l,
-    **{f"rouge_{order}": _rouge(order) for order in range(1, 6)},
+    **{f"rouge_{order}": partial(rouge_n, order=order) for order in range(1, 6)},
 }

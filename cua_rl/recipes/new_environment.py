@@ -36,7 +36,8 @@ async def cli_main(config: NewEnvironmentConfig) -> None:
     """Check the name and write the files; raises `ConfigError`."""
     name = config.name
     is_module_name = re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", name) and not iskeyword(name)  # a package's name, too
-    if not is_module_name or name in ENVIRONMENTS or name in SOURCES or _can_be_imported(name):
+    # a folder of that name here is found, too, but without an origin
+    if not is_module_name or name in ENVIRONMENTS or name in SOURCES or getattr(find_spec(name), "origin", None):
         raise ConfigError(
             "name: expected that of a new Python module in lower case, such as my_app, which no environment, no task "
             f"source and no installed module has, got {name!r}; choose another"
@@ -50,11 +51,6 @@ async def cli_main(config: NewEnvironmentConfig) -> None:
     print(f"wrote {folder}: {', '.join(target.format(name) for target in _FILES.values())}")
     print(f"next: python -m pip install -e {folder} && python -m pytest {folder}, then")
     print(f"python -m cua_rl.recipes.train tasks.source_type={name}")
-
-
-def _can_be_imported(name: str) -> bool:
-    found = find_spec(name)
-    return found is not None and found.origin is not None  # a folder of that name here has none
 
 
 def main(argv: Sequence[str] | None = None) -> int:

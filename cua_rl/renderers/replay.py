@@ -60,7 +60,7 @@ def replay(items: Sequence[Item], write: WriteAnswer = write_answer) -> tuple[Re
     and the turns before them could not be merged with those after them. `write` makes the text of an answer from its
     parts. Raises `RequestError` if an image is where the model cannot see it (a system or assistant message).
     """
-    instructions = list(takewhile(_is_instruction, items))
+    instructions = list(takewhile(lambda one: isinstance(one, Message) and one.role in ("system", "developer"), items))
     conversation = items[len(instructions) :]
     texts = [text_of(item) for item in instructions if isinstance(item, Message)]
     system: list[Message] = []
@@ -114,10 +114,6 @@ class _Answer:
         reasoning = "\n".join(self.reasoning) if self.reasoning else None
         text = write(reasoning=reasoning, text=self.text, tool_calls=self.tool_calls)
         return SampledAnswer(text=plain_text(text))
-
-
-def _is_instruction(item: Item) -> bool:
-    return isinstance(item, Message) and item.role in ("system", "developer")
 
 
 def _replayed(conversation: Sequence[Item], write: WriteAnswer) -> Iterator[ReplayedItem]:

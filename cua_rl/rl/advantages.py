@@ -8,6 +8,7 @@ from hashlib import sha256
 from io import BytesIO
 from itertools import chain
 from math import fsum, sqrt
+from operator import attrgetter
 
 from PIL import Image
 
@@ -53,7 +54,7 @@ def score_group(group: RolloutGroup, kind: AdvantageKind, credit: CreditSettings
         case "state_groups":
             name_of = partial(state_of, moving_top=credit.moving_top or 0.0)
         case "turn_returns":
-            name_of = _index_of
+            name_of = attrgetter("index")
         case _:
             advantages = zeros if group.is_constant else group_advantages(rewards, kind)
             return ScoredGroup(group=group, advantages=advantages)
@@ -169,10 +170,6 @@ def masked_sha256(shown: EncodedImage, moving_top: float) -> str:
     with Image.open(BytesIO(shown.data)) as image:
         width_px, height_px = image.size
         return sha256(image.crop((0, round(moving_top * height_px), width_px, height_px)).tobytes()).hexdigest()
-
-
-def _index_of(turn: Turn) -> int:
-    return turn.index
 
 
 def group_advantages(rewards: Sequence[float], kind: RolloutAdvantageKind) -> tuple[float, ...]:

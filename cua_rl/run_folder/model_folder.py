@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.families import FAMILIES, LoraModule
@@ -155,7 +154,8 @@ def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels:
 
 def max_positions(model_path: Path) -> int:
     """Maximum sequence length of the model, tokens; very large if its configuration does not state one."""
-    return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
+    settings = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
 
 
 def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int) -> int:
@@ -176,11 +176,6 @@ def start_limit_s(model_path: Path) -> float:
     """Seconds in which a server has compiled, and read its weights from a slow network disk."""
     num_bytes = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in model_path.glob(pattern))
     return _COMPILING_S + num_bytes / _SLOW_DISK_BYTES_PER_S
-
-
-def _language_settings(model_path: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    return settings.get("text_config", settings)
 
 
 def _has_weights(folder: Path) -> bool:

@@ -119,7 +119,8 @@ class Reader:
         }
         targets, weights = rows["target_tokens"], rows.get("weights") or rows.get("advantages")
         weights = [1.0] * prompt.length if weights is None else weights
-        predicts_text = [*_is_text(prompt)[1:], True]
+        is_text = [isinstance(chunk, EncodedTextChunk) for chunk in prompt.chunks for _ in range(chunk.length)]
+        predicts_text = [*is_text[1:], True]
         self._check_targets(prompt, targets, weights, predicts_text, where)
         datum = Datum(
             rollout_id=str(index),
@@ -256,10 +257,6 @@ def _row(inputs: Any, name: str, length: int, where: str) -> Sequence[Any]:
     if len(values) != length or not (kind == "q" or all(map(isfinite, values))):
         raise RequestRefused(400, f"expected {length} finite values in {where}, got {len(values)}, or others")
     return values
-
-
-def _is_text(prompt: ModelInput) -> list[bool]:
-    return [isinstance(chunk, EncodedTextChunk) for chunk in prompt.chunks for _ in range(chunk.length)]
 
 
 def _with_token(prompt: ModelInput, token: int) -> ModelInput:

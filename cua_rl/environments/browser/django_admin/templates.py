@@ -155,20 +155,19 @@ def rename_group(names: Names, random: Random) -> AdminInstance:
 
 
 def deactivate_user(names: Names, random: Random) -> AdminInstance:
-    name = random.choice(names.state.people).username
-    return AdminInstance(
-        instruction=f"Deactivate the user {name}.",
-        wanted=names.state.with_person(name, is_active=False),
-        route=(*_to_user(name), Tick(_USER, "#id_is_active", False), Press(_USER, "input[name=_save]")),
-    )
+    return _tick(names, random, "Deactivate the user {}.", "is_active", False)
 
 
 def make_staff(names: Names, random: Random) -> AdminInstance:
+    return _tick(names, random, "Give the user {} staff status.", "is_staff", True)
+
+
+def _tick(names: Names, random: Random, instruction: str, field: str, is_on: bool) -> AdminInstance:
     name = random.choice(names.state.people).username
     return AdminInstance(
-        instruction=f"Give the user {name} staff status.",
-        wanted=names.state.with_person(name, is_staff=True),
-        route=(*_to_user(name), Tick(_USER, "#id_is_staff", True), Press(_USER, "input[name=_save]")),
+        instruction=instruction.format(name),
+        wanted=names.state.with_person(name, **{field: is_on}),
+        route=(*_to_user(name), Tick(_USER, f"#id_{field}", is_on), Press(_USER, "input[name=_save]")),
     )
 
 
