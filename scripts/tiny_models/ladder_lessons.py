@@ -67,13 +67,14 @@ def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
 
 
 def without_places(datum: Datum, renderer: Renderer) -> Datum:
-    """Coordinates that nothing tells are not trained."""
+    """What only a screen tells is not trained: whether the target shows, so that it is tapped, and where."""
     ids = datum.model_input.token_ids(-1)
     texts = {token: renderer.decode([token]) for token in set(ids)}
     mask, is_place = list(datum.loss_mask), False
     for i, token in enumerate(ids):
+        is_place = texts[token].endswith("[") or is_place
         mask[i] = mask[i] and not is_place
-        is_place = texts[token].endswith("[") or (is_place and "}}" not in texts[token])
+        is_place = is_place and "}}" not in texts[token]
     return replace(datum, loss_mask=tuple(mask), advantages=tuple(map(float, mask)))
 
 

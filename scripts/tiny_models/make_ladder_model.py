@@ -42,7 +42,7 @@ class LadderModelConfig:
     output_path: Path = setting(Path("ladder_qwen3_vl"), "folder for the trained model; must not exist, or be empty")
     model_path: Path = setting(TINY_QWEN3_VL, "the tiny model to start from, or one that this command made")
     seed: int = setting(0, "seed of weights and lessons")
-    grounding_steps: int = setting(350, "steps of training the vision tower alone; 0 if model_path is of this command")
+    grounding_steps: int = setting(1200, "steps of training the vision tower alone; 0 if model_path is of this command")
     num_steps: int = setting(2500, "steps of imitation")
     tasks_seen: int = setting(8, "tasks per step with screenshots")
     screens: int = setting(4, "screens per step on which six elements are sought")

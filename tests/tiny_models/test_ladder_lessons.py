@@ -35,7 +35,7 @@ def test_lessons_ask_for_nothing_that_evaluation_asks_for() -> None:
     assert not drawn & held_out
 
 
-async def test_a_lesson_without_screenshots_names_targets_but_trains_no_places() -> None:
+async def test_a_lesson_without_screenshots_names_targets_but_trains_neither_taps_nor_places() -> None:
     renderer, template = make_renderer(TINY_QWEN3_VL), TEMPLATES["train_39_open_date_time"]
     lesson = await demonstrate_on(3, template, is_seen=False)
 
@@ -46,7 +46,8 @@ async def test_a_lesson_without_screenshots_names_targets_but_trains_no_places()
     datum = without_places(build_supervised_datum(renderer, lesson, name="lesson"), renderer)
     ids = datum.model_input.token_ids(-1)
     trained = renderer.decode([token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained])
-    assert trained.count('"click", "coordinate": [<|im_end|>') == 2
+    assert trained.count("</think>\n\n<|im_end|>") == 2
+    assert "coordinate" not in trained
 
 
 async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
