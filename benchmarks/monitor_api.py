@@ -182,19 +182,17 @@ def cpu_s(processes: list[psutil.Process]) -> list[float]:
 
 async def measure_route(served: Sequence[ServedRun], name: str, num_requests: int) -> None:
     """One JSON line for each monitor."""
+    answers = [[await one.client.get(one.paths[name]) for _ in range(_WARM_UP)][-1] for one in served]
     times_ms: list[list[float]] = [[] for _ in served]
     before = [cpu_s(one.processes) for one in served]
-    for number in range(-_WARM_UP, num_requests):
-        if number == 0:
-            times_ms, before = [[] for _ in served], [cpu_s(one.processes) for one in served]
-        for one, times in zip(served, times_ms, strict=True):
+    for _ in range(num_requests):
+        for place, one in enumerate(served):
             clock = time.perf_counter()
-            answer = await one.client.get(one.paths[name])
-            times.append(1000 * (time.perf_counter() - clock))
-            assert answer.status_code == 200, (one.paths[name], answer.text)
-            if number == num_requests - 1:
-                require_content(name, answer)
-    for one, times, then in zip(served, times_ms, before, strict=True):
+            answers[place] = await one.client.get(one.paths[name])
+            times_ms[place].append(1000 * (time.perf_counter() - clock))
+            assert answers[place].status_code == 200, (one.paths[name], answers[place].text)
+    for one, times, then, answer in zip(served, times_ms, before, answers, strict=True):
+        require_content(name, answer)
         used = [1000 * (now - so_far) / num_requests for now, so_far in zip(cpu_s(one.processes), then, strict=True)]
         cuts = statistics.quantiles(times, n=20)
         figure = {
@@ -205,6 +203,7 @@ async def measure_route(served: Sequence[ServedRun], name: str, num_requests: in
             "target_p95_ms": TARGET_P95_MS,
             "monitor_cpu_ms": round(used[0], 1),
             "postgres_cpu_ms": round(used[1], 1) if len(used) > 1 else None,
+            "bytes": len(answer.content),
         }
         print(json.dumps(figure | compared(one, times, times_ms[0])), flush=True)
 

@@ -177,7 +177,7 @@ class Run(RunSummary):
     num_rollouts: int = Field(description="whether or not they have ended, those of evaluations included")
     num_running_rollouts: int = Field(description="0 unless the run is alive")
     rows_bytes: int = Field(
-        description="rollouts and turns in the database, estimated from 100 rollouts if it has more"
+        description="rollouts and turns in the database, estimated from about 40 rollouts if it has more"
     )
     screenshots_bytes: int = Field(description="their screenshots, shared ones in parts, estimated in the same way")
     metrics: list[MetricInfo]

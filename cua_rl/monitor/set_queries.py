@@ -67,7 +67,7 @@ async def summarise_set(
     """The figures of a set."""
     found = await find_rollouts(runs, wanted)
     of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
-    with_checks, with_turns = [await _near(found, key) for key in (ValidationRow.rollout_pk, TurnRow.rollout_pk)]
+    with_checks, with_turns = await _near(found, ValidationRow.rollout_pk, TurnRow.rollout_pk)
     (rows, steps), checks, unread, (messages, tagged, judged, reviewed) = await asyncio.gather(
         _count_rollouts(found),
         count(with_checks, _CHECKS, *of_check),
@@ -122,14 +122,15 @@ async def find_rollouts(runs: Iterable[RunsOfDatabase], wanted: RolloutFilter) -
     return found
 
 
-async def _near(found: FoundRollouts, key: Any) -> FoundRollouts:
+async def _near(found: FoundRollouts, *keys: Any) -> list[FoundRollouts]:
     """Only rows whose key is between the runs' first and last rollout, or Postgres reads those of all other runs."""
-    near: FoundRollouts = []
+    near: list[FoundRollouts] = [[] for _ in keys]
     for one, are_wanted in found:
         ends = select(func.min(RolloutRow.id), func.max(RolloutRow.id))
         async with one.database.sessions() as session:
             first, last = (await session.execute(ends.where(RolloutRow.training_id.in_(one.training_ids)))).one()
-        near.append((one, (*are_wanted, key.between(first, last))))
+        for rows, key in zip(near, keys, strict=True):
+            rows.append((one, (*are_wanted, key.between(first, last))))
     return near
 
 

@@ -51,9 +51,7 @@ async def demonstrate_on(seed: int, template: TaskTemplate, *, is_seen: bool = T
         return name_target(template, phone)
 
     demonstration = await demonstrate(instance.instruction, phone, expert, max_turns=_MAX_TURNS)
-    if is_seen:
-        return demonstration
-    return replace(demonstration, items=tuple(map(_without_image, demonstration.items)))
+    return demonstration if is_seen else _unseen(demonstration)
 
 
 def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
@@ -105,7 +103,7 @@ async def draw_copies(random: Random) -> Demonstration:
             )
         mark = random.choice(("", '"'))
         wanted.append((f"{random.choice(_VERBS)} {mark}{copied}{mark}{random.choice(_ENDINGS)}", decision))
-    return await _one_by_one(_BlindPhone(make_phone_state(0)), wanted)
+    return _unseen(await _one_by_one(_BlindPhone(make_phone_state(0)), wanted))
 
 
 async def _one_by_one(phone: SimulatedPhone, wanted: Sequence[tuple[str, Decision]]) -> Demonstration:
@@ -121,8 +119,6 @@ async def _one_by_one(phone: SimulatedPhone, wanted: Sequence[tuple[str, Decisio
     for asked, decision in others:
         items.append(ToolResult(call_id="expert", content=(TextPart(text=asked),)))
         items += build_answer(decision, screenshot)
-    if isinstance(phone, _BlindPhone):
-        items = [*map(_without_image, items)]
     return Demonstration(items=tuple(items), tools=shown.tools)
 
 
@@ -253,6 +249,10 @@ class _BlindPhone(SimulatedPhone):
 @cache
 def _blank() -> EncodedImage:
     return EncodedImage(data=b"", format="png", width_px=catalog.WIDTH, height_px=catalog.HEIGHT)
+
+
+def _unseen(demonstration: Demonstration) -> Demonstration:
+    return replace(demonstration, items=tuple(map(_without_image, demonstration.items)))
 
 
 def _without_image(item: Item) -> Item:

@@ -2407,7 +2407,7 @@ export interface components {
             reward_mean: number | null;
             /**
              * Rows Bytes
-             * @description rollouts and turns in the database, estimated from 100 rollouts if it has more
+             * @description rollouts and turns in the database, estimated from about 40 rollouts if it has more
              */
             rows_bytes: number;
             /** Run Id */
