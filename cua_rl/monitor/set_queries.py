@@ -66,7 +66,7 @@ async def summarise_set(
 ) -> schemas.SetSummary:
     """The figures of a set."""
     found = await find_rollouts(runs, wanted)
-    of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, ValidationRow.success)
+    of_check = (ValidationRow.query, ValidationRow.expected, ValidationRow.actual, RolloutRow.success.is_(True))
     with_checks, with_turns = await _near(found, ValidationRow.rollout_pk, TurnRow.rollout_pk)
     (rows, steps), checks, unread, (messages, tagged, judged, reviewed) = await asyncio.gather(
         _count_rollouts(found),

@@ -128,6 +128,7 @@ function Filter({ set }: { set: URLSearchParams }) {
   const [verdict, setVerdict] = useSearchParam("verdict");
   const [phase, setPhase] = useSearchParam("phase");
   const given = filterOf(set);
+  const isSeveral = set.getAll("phase").length > 1; // none of the choices, but both chips
   const without = (name: string, value: string) => {
     const rest = [...new URLSearchParams(window.location.search)].filter((one) => one[0] !== name || one[1] !== value);
     navigate(`/rollouts?${new URLSearchParams(rest).toString()}`, { replace: true });
@@ -137,7 +138,7 @@ function Filter({ set }: { set: URLSearchParams }) {
       <div className="row wrap">
         <input className="field grow set-search" type="search" aria-label="Find rollouts" placeholder="Words of instruction, answer, task or category" value={find} onChange={(event) => setFind(event.target.value)} />
         <Segments label="Verdict" value={verdict} options={SHOWN_VERDICTS} onChange={setVerdict} />
-        <Segments label="Rollouts of" value={phase} options={SHOWN_PHASES} onChange={setPhase} />
+        <Segments label="Rollouts of" value={isSeveral ? "several" : phase} options={SHOWN_PHASES} onChange={setPhase} />
       </div>
       {given.length > 0 && (
         <ul className="row wrap" aria-label="Chosen">

@@ -27,7 +27,7 @@ export function SetFigures({ summary, set }: Props) {
     { title: "Verdicts", counts: summary.verdicts, to: (verdict) => narrowed(set, { verdict }), labels: VERDICTS },
     { title: "Why they failed", counts: summary.causes, to: (cause) => narrowed(set, { verdict: "failure", cause }) },
     { title: "How they ended", counts: summary.stops, to: (stop_reason) => narrowed(set, { stop_reason }) },
-    { title: "Unparseable responses", counts: summary.turn_failures, to: (kind) => other("failure_kind", kind) },
+    { title: "Turns with unparseable responses", counts: summary.turn_failures, to: (kind) => other("failure_kind", kind) },
     { title: "Tags", counts: summary.tags, to: (tag) => other("tag", tag), labels: Object.fromEntries(summary.tags.map((one) => [one.name, one.name])) },
     { title: "Categories", counts: summary.categories, to: (category) => narrowed(set, { category }) },
     { title: `Infrastructure faults${summary.num_faults > summary.faults.length ? `, the ${summary.faults.length} most frequent of ${summary.num_faults}` : ""}`, counts: summary.faults, to: (fault) => narrowed(set, { fault }) },
@@ -132,7 +132,7 @@ function Checks({ summary, set }: Props) {
                 <td className="wrap mono"><div className="clamp-2">{one.expected}</div></td>
                 <td className="wrap mono"><div className="clamp-2">{one.actual}</div></td>
                 <td><Outcome success={one.success} /></td>
-                <td className="right"><Link className="text-link" to={narrowed(set, { check: one.query, expected: one.expected, actual: one.actual })}>{one.count.toLocaleString("en-US")}</Link></td>
+                <td className="right"><Link className="text-link" to={narrowed(set, { check: one.query, expected: one.expected, actual: one.actual, verdict: one.success ? "success" : "failure" })}>{one.count.toLocaleString("en-US")}</Link></td>
               </tr>
             ))}
           </tbody>

@@ -1,5 +1,5 @@
 import { useQuery } from "../api/cache";
-import { outliersPath, rolloutPage, setPage } from "../api/paths";
+import { outliersPath, rolloutPage } from "../api/paths";
 import type { OutlyingToken } from "../api/types";
 import { formatNumber } from "../format";
 import { Link, useSearchParam } from "../router";
@@ -30,7 +30,7 @@ export function SetTokens({ set }: { set: URLSearchParams }) {
                   {tokens.map((one) => (
                     <tr key={`${one.run_id}/${one.rollout_id}/${one.turn_index}/${one.token_index}`}>
                       <td className="mono"><Link className="text-link" data-row to={tokenPage(one, by === "surprise" ? "logprob" : "gap")}>{one.text === null ? `id ${one.token}` : JSON.stringify(one.text)}</Link></td>
-                      <td className="wrap"><Link className="text-link" to={setPage({ run_id: one.run_id, search: one.rollout_id })}>{one.task_id}</Link></td>
+                      <td className="wrap"><Link className="text-link" to={rolloutPage(one.run_id, one.rollout_id)}>{one.task_id}</Link></td>
                       <td className="right">{one.turn_index + 1}</td>
                       <td className="right">{formatNumber(one.sampling_logprob, 3)}</td>
                       <td className="right">{formatNumber(one.training_logprob, 3)}</td>

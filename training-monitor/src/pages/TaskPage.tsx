@@ -124,7 +124,7 @@ function FailureCounts({ task, load }: { task: TaskDetail; load: Load }) {
   const sections = [
     { title: "What the validator read", counts: checks, total: task.num_failed_checks },
     { title: "How failed rollouts ended", counts: causes, total: causes.length },
-    { title: "Unparseable responses", counts: unread, total: unread.length },
+    { title: "Turns with unparseable responses", counts: unread, total: unread.length },
   ].filter((section) => section.counts.length > 0);
   if (sections.length === 0) return <p className="dim">Nothing failed.</p>;
   return (
