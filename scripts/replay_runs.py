@@ -61,7 +61,9 @@ async def cli_main(config: ReplayRunsConfig) -> None:
     if config.train_only is not None:
         return
     rng, found = random.Random(config.seed), list[dict[str, Any]]()
-    places = [(name, step) for name in RUNS for step in range(1, config.steps + 1)]
+    places = [(name, step) for name in RUNS for step in await trained_steps(config.folder / name)]
+    if len(places) < config.replays:
+        raise TrainingError(f"expected {config.replays} steps that trained, got {len(places)}; raise steps")
     chosen = sorted(rng.sample(places, config.replays))
     for name in RUNS:
         found += await replay_run(config.folder / name, [step for run, step in chosen if run == name])
@@ -72,8 +74,14 @@ async def cli_main(config: ReplayRunsConfig) -> None:
         raise TrainingError("expected every step to come out equal, got differences (see above)")
 
 
+async def trained_steps(folder: Path) -> list[int]:
+    """The steps of a run that trained something: some groups had different rewards."""
+    async with open_training(folder, {}, "folder") as run:
+        return [row.step for row in run.steps if row.num_datums]
+
+
 async def replay_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
-    """Replay these of a run's steps that trained something, with one trainer, which loads a checkpoint for each."""
+    """Replay these steps of a run with one trainer, which loads a checkpoint for each."""
     found: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
         run = await stack.enter_async_context(open_training(folder, {}, "folder"))
@@ -86,8 +94,7 @@ async def replay_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
                 trainers[str(config)] = await stack.enter_async_context(client)
             yield trainers[str(config)]
 
-        trained = {row.step for row in run.steps if row.num_datums}
-        for step in [step for step in steps if step in trained]:
+        for step in steps:
             with TemporaryDirectory() as scratch:
                 path = Path(str(run.settings["model_path"]))
                 replay = await replay_step(run, step, path, open_trainer, Path(scratch))

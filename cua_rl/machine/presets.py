@@ -1,4 +1,4 @@
-"""Settings for common machines: model, context and screens that fit together (`preset=h100-4b`).
+"""Settings for common machines: model, context and screens that fit together (`preset=h100-4b`); and the demos.
 
 Each is a set of defaults; settings given beside it win. What a preset leaves out, such as recomputation and sharding,
 follows from the memory estimate on the machine at hand. Screens are scaled to 1,024 image tokens, and on the smallest
@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-PresetName = Literal["laptop", "24gb-4b", "h100-4b", "h100-8b", "4xh100-32b", "8xh100-30b-a3b"]
+from cua_rl.models import LADDER_QWEN3_VL
+
+PresetName = Literal["laptop", "ladder", "24gb-4b", "h100-4b", "h100-8b", "4xh100-32b", "8xh100-30b-a3b"]
 _MILLION_PIXELS = 1024 * 1024
 
 
@@ -32,8 +34,40 @@ def _on_80_gb(model: str, *, max_turns: int, max_model_len: int) -> Mapping[str,
     }
 
 
+EMBEDDED_DEMO: dict[str, object] = {
+    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
+    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
+    "lora_rank": 16,
+    "group_size": 8,
+    "groups_per_batch": 16,
+    "learning_rate": 2e-3,
+    "learning_rate_schedule": "linear",
+    "advantages": "mean_std",
+    "loss.normalisation": "token_mean",
+    "max_steps": 24,
+    "evaluation.eval_temperature": 0.5,
+    "max_tokens": 48,
+    "server.max_model_len": 2048,
+    "eval_every": 0,
+    "trainer.parity_limit": 0.02,
+}
+"""Settings of the embedded demo, used if no model is given: the tiny model learns in minutes on two cores."""
+
 MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
     "laptop": MachinePreset(machine=None, settings={"max_concurrent_rollouts": 16}),
+    "ladder": MachinePreset(
+        machine=None,
+        settings={
+            **EMBEDDED_DEMO,
+            "model_name": LADDER_QWEN3_VL.name,
+            "tasks": {"source_type": "demo_training"},
+            "eval_tasks": {"source_type": "demo_eval"},
+            "max_turns": 15,
+            "max_tokens": 64,
+            "server.max_model_len": 3072,
+            "curriculum.task_sampling": "success_rate",
+        },
+    ),
     "24gb-4b": MachinePreset(
         machine="1x22.5",
         settings={

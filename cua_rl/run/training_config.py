@@ -9,7 +9,7 @@ import chz
 from cua_rl.command_line.fields import Given, setting, with_presets
 from cua_rl.command_line.settings import accept_value, explain_field
 from cua_rl.environments.contract import PAID_DEVICES
-from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
+from cua_rl.machine.presets import EMBEDDED_DEMO, MACHINE_PRESETS, PresetName
 from cua_rl.rl.config import LoopConfig
 from cua_rl.run.rollout_config import (
     ROLLOUT_SECTIONS,
@@ -19,25 +19,6 @@ from cua_rl.run.rollout_config import (
     given_environment,
 )
 from cua_rl.training.config import LossName
-
-EMBEDDED_DEMO: dict[str, object] = {
-    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
-    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
-    "lora_rank": 16,
-    "group_size": 8,
-    "groups_per_batch": 16,
-    "learning_rate": 2e-3,
-    "learning_rate_schedule": "linear",
-    "advantages": "mean_std",
-    "loss.normalisation": "token_mean",
-    "max_steps": 24,
-    "evaluation.eval_temperature": 0.5,
-    "max_tokens": 48,
-    "server.max_model_len": 2048,
-    "eval_every": 0,
-    "trainer.parity_limit": 0.02,
-}
-"""Settings of the embedded demo, used if no model is given: the tiny model learns in minutes on two cores."""
 
 LOSS_CLIPS: Mapping[LossName, Given] = {
     "gspo": {"loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
@@ -54,9 +35,9 @@ def train_presets(given: Given) -> Given:
     chosen: Given = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
     if given.get("base_url") is not None:  # its server has been started already
         chosen = {name: value for name, value in chosen.items() if name != "server.tensor_parallel"}
+    tasks, environment = given.get("tasks"), given_environment(given.get("tasks"))
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
-    tasks, environment = given.get("tasks"), given_environment(given.get("tasks"))
     held_out = {} if environment is None else {"eval_tasks": tasks if environment.has_held_out else None}
     clips = LOSS_CLIPS.get(cast("LossName", given.get("loss.name")), {})
     return {**chosen, **demo, **clips, **held_out, **device_presets(given)}

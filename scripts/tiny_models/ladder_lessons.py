@@ -3,11 +3,12 @@
 None shares its texts, names or apps with the tasks of evaluation; what only those ask for is drawn from letters.
 """
 
+import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from itertools import accumulate, product
 from random import Random
 
 from cua_rl.environments.phone.demo.expert import decide, find_operation, scannable_elements, seek
@@ -29,14 +30,15 @@ from scripts.tiny_models.vocabulary import label_forms
 NUM_SEEDS = 2**31
 """Of training phones; those of evaluation have seeds from here on."""
 _MAX_TURNS = 12
-_NUM_TO_FIND = 6
+_NUM_TO_FIND = 2
 _NUM_TO_COPY = 8
 _NUM_LOOKS = 8
 """Seeds of each task that show which words and labels recur."""
 _APPS = ("mail", "notes", "calendar", "maps", "calculator", "phone", "messages", "camera", "chrome")
 """Those that evaluation asks for by name are missing, and Gallery, whose own screenshot leads in circles."""
 _COMMON_WORDS = ("the", "a", "to", "you", "me", "at", "on", "is", "for", "and", "my", "of", "in", "about", "are")
-_VERBS = ("Tap", "Type", "Open", "Play", "Call", "Find", "Search for", "Delete", "Write", "Turn on", "Connect to")
+_VERBS_TO_TAP = ("Tap", "Open", "Play", "Call", "Find", "Delete", "Turn on", "Connect to")
+_VERBS_TO_TYPE = ("Type", "Search for", "Write")
 _ENDINGS = (".", ".", " now.", ", please.")
 _MINUTES = tuple(minute for minute in range(1, 60) if minute % 15 and minute not in (10, 25, 40, 55))
 _LEVELS = tuple(percent for percent in range(10, 95, 5) if percent not in (25, 35, 65, 75))
@@ -55,25 +57,39 @@ async def demonstrate_on(seed: int, template: TaskTemplate, *, is_seen: bool = T
 
 
 def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
-    """The expert's next turn; it scans nothing but its target, whether that shows or not."""
+    """The expert's next turn; it names its target first, then what it sees, up to the target if that shows."""
     decision = decide(template, phone)
     match find_operation(template, phone):
         case TapOn(label=label) | TapKey(label=label) | Hold(label=label) | SlideTo(label=label) if label:
-            return replace(decision, scanned=(label,))
+            return _look_for(label, decision)
         case _:
             return decision
 
 
-def without_places(datum: Datum, renderer: Renderer) -> Datum:
-    """What only a screen tells is not trained: whether the target shows, so that it is tapped, and where."""
-    ids = datum.model_input.token_ids(-1)
-    texts = {token: renderer.decode([token]) for token in set(ids)}
-    mask, is_place = list(datum.loss_mask), False
-    for i, token in enumerate(ids):
-        is_place = texts[token].endswith("[") or is_place
-        mask[i] = mask[i] and not is_place
-        is_place = is_place and "}}" not in texts[token]
-    return replace(datum, loss_mask=tuple(mask), advantages=tuple(map(float, mask)))
+def _look_for(label: str, decision: Decision) -> Decision:
+    """The decision with the name of its target first, and only the first letter of seen names that are no token."""
+    seen = (name if name in ladder_labels() else name[0] for name in decision.scanned)
+    return replace(decision, scanned=(f"{label}:", *seen))
+
+
+_TURN = re.compile(r"<think>\n(?P<target>[^\n]*?):(?P<seen>[^\n]*)(?P<rest>\n</think>.*?\}\})", re.DOTALL)
+_PLACE = re.compile(r"(?<=\[).*?\}\}", re.DOTALL)
+
+
+def without_sight(datum: Datum, renderer: Renderer) -> Datum:
+    """What only a screen tells is not trained: what shows, whether that ends the scan, and where to tap.
+
+    If the last that shows is the target, the scan ends and the target is tapped; that follows from the text.
+    """
+    texts = [renderer.decode([token]) for token in datum.model_input.token_ids(-1)]
+    ends = list(accumulate(map(len, texts)))
+    whole = "".join(texts)
+    hidden = {place for match in _PLACE.finditer(whole) for place in range(*match.span())}
+    for match in _TURN.finditer(whole):
+        is_found = match["seen"].endswith((f" {match['target']}", f" {match['target'][:1]}"))
+        hidden |= set(range(match.start("seen"), match.start("rest") if is_found else match.end()))
+    mask = tuple(is_trained and end - 1 not in hidden for is_trained, end in zip(datum.loss_mask, ends, strict=True))
+    return replace(datum, loss_mask=mask, advantages=tuple(map(float, mask)))
 
 
 async def draw_search(random: Random) -> Demonstration:
@@ -82,27 +98,25 @@ async def draw_search(random: Random) -> Demonstration:
     screen = build_screen(phone.state)
     labels = [element.label for element in scannable_elements(screen)]
     hidden = [item.label for item in screen.content if item.is_tappable and item.label not in labels]
-    wanted = [random.choice(hidden if hidden and random.random() < 0.2 else labels) for _ in range(_NUM_TO_FIND)]
-    return await _one_by_one(
-        phone, [(f"Tap {label}.", replace(seek(label, phone), scanned=(label,))) for label in wanted]
-    )
+    wanted = [random.choice(hidden if hidden and random.random() < 0.3 else labels) for _ in range(_NUM_TO_FIND)]
+    return await _one_by_one(phone, [(f"Tap {label}.", _look_for(label, seek(label, phone))) for label in wanted])
 
 
 async def draw_copies(random: Random) -> Demonstration:
-    """No screen, and names to tap and texts to type as they were asked for."""
+    """No screen, and names to tap and texts to type as they were asked for; names come up in scans of others."""
     wanted: list[tuple[str, Decision]] = []
     for _ in range(_NUM_TO_COPY):
-        if random.random() < 0.4:
+        verbs = random.choice((_VERBS_TO_TAP, _VERBS_TO_TAP, _VERBS_TO_TYPE))
+        if verbs is _VERBS_TO_TAP and random.random() < 0.6:
             copied = random.choice(ladder_labels())
-            decision = Decision(scanned=(copied,), action=Click(x=0, y=0))
         else:
             copied = random.choice((_draw_words, _draw_numbers))(random, random.randint(1, 3))
-            is_name = random.random() < 0.3
-            decision = Decision(
-                scanned=(copied,) * is_name, action=Click(x=0, y=0) if is_name else TypeText(text=copied)
-            )
+        decision = Decision(scanned=(), action=TypeText(text=copied))
+        if verbs is _VERBS_TO_TAP:
+            others = random.sample(ladder_labels(), random.randint(0, 8))
+            decision = _look_for(copied, Decision(scanned=(*others, copied), action=Click(x=0, y=0)))
         mark = random.choice(("", '"'))
-        wanted.append((f"{random.choice(_VERBS)} {mark}{copied}{mark}{random.choice(_ENDINGS)}", decision))
+        wanted.append((f"{random.choice(verbs)} {mark}{copied}{mark}{random.choice(_ENDINGS)}", decision))
     return _unseen(await _one_by_one(_BlindPhone(make_phone_state(0)), wanted))
 
 

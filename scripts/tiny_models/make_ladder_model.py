@@ -31,7 +31,7 @@ from scripts.tiny_models.ladder_lessons import (
     draw_copies,
     draw_search,
     draw_template,
-    without_places,
+    without_sight,
 )
 
 
@@ -45,8 +45,8 @@ class LadderModelConfig:
     grounding_steps: int = setting(1200, "steps of training the vision tower alone; 0 if model_path is of this command")
     num_steps: int = setting(2500, "steps of imitation")
     tasks_seen: int = setting(8, "tasks per step with screenshots")
-    screens: int = setting(4, "screens per step on which six elements are sought")
-    tasks_told: int = setting(24, "tasks per step without screenshots: what comes next, and texts to copy")
+    screens: int = setting(8, "screens per step on which two elements are sought")
+    tasks_told: int = setting(16, "tasks per step without screenshots: what comes next, and texts to copy")
     copies: int = setting(4, "conversations per step without screenshots in which eight names and texts are repeated")
     learning_rate: float = setting(1e-3, "peak learning rate; warm-up and decay are linear")
     eval_every: int = setting(250, "steps between evaluations")
@@ -93,7 +93,7 @@ async def _draw_batch(config: LadderModelConfig, renderer: Renderer, step: int) 
     sought = [teach(await draw_search(random)) for _ in range(config.screens)]
     told = [teach(await demonstrate_on(*draw_task(), is_seen=False)) for _ in range(config.tasks_told)]
     told += [teach(await draw_copies(random)) for _ in range(config.copies)]
-    return [*seen, *sought, *(without_places(datum, renderer) for datum in told)]
+    return [*seen, *sought, *(without_sight(datum, renderer) for datum in told)]
 
 
 async def _held_out_datums(config: LadderModelConfig, renderer: Renderer) -> dict[int, list[Datum]]:

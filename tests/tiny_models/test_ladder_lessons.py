@@ -1,20 +1,27 @@
 """Lessons for the model of the ladder."""
 
 import json
+import re
+from dataclasses import replace
 from random import Random
 
+import pytest
+
+from cua_rl.agent.tools import MOBILE_USE
 from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.renderers.renderer import make_renderer
+from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.types.conversation import EncodedImage, Message, Reasoning, TextPart, ToolCall, ToolResult
+from cua_rl.types.rollout import Datum
 from scripts.tiny_models.ladder_lessons import (
     demonstrate_on,
     draw_copies,
     draw_search,
     other_templates,
-    without_places,
+    without_sight,
 )
+from scripts.tiny_models.lessons import text_lesson
 
 
 async def test_every_family_of_lessons_is_solved_by_its_expert() -> None:
@@ -35,28 +42,51 @@ def test_lessons_ask_for_nothing_that_evaluation_asks_for() -> None:
     assert not drawn & held_out
 
 
-async def test_a_lesson_without_screenshots_names_targets_but_trains_neither_taps_nor_places() -> None:
+async def test_a_lesson_without_screenshots_trains_names_of_targets_but_neither_what_shows_nor_where() -> None:
     renderer, template = make_renderer(TINY_QWEN3_VL), TEMPLATES["train_39_open_date_time"]
     lesson = await demonstrate_on(3, template, is_seen=False)
 
     assert not any(
         isinstance(part, EncodedImage) for item in lesson.items if isinstance(item, Message) for part in item.content
     )
-    assert [item.text for item in lesson.items if isinstance(item, Reasoning)] == ["Settings", "Date"]
-    datum = without_places(build_supervised_datum(renderer, lesson, name="lesson"), renderer)
-    ids = datum.model_input.token_ids(-1)
-    trained = renderer.decode([token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained])
-    assert trained.count("</think>\n\n<|im_end|>") == 2
-    assert "coordinate" not in trained
+    thoughts = [item.text for item in lesson.items if isinstance(item, Reasoning)]
+    assert [thought.partition(":")[0] for thought in thoughts] == ["Settings", "Date"]
+    trained = _trained(without_sight(build_supervised_datum(renderer, lesson, name="lesson"), renderer), renderer)
+    assert trained.count("</think>") == sum(thought.endswith((" Settings", " Date")) for thought in thoughts)
+    assert [thought for thought in thoughts if thought.partition(":")[2] in trained] == []
+    assert "]}}" in trained
+    assert "swipe" not in trained
+
+
+@pytest.mark.parametrize(
+    ("scan", "trained"),
+    [
+        ("Sound: Wi-Fi Sound", "Sound:|</think>|click|]}}"),
+        ("Sound: Wi-Fi Battery", "Sound:|]}}"),
+        ("Zorbi: Wi-Fi Z", "Zorbi:|</think>|click|]}}"),
+        ("Enter:", "Enter:|]}}"),
+    ],
+)
+def test_without_sight_a_scan_that_ends_at_its_target_is_followed_by_a_tap(scan: str, trained: str) -> None:
+    renderer = make_renderer(TINY_QWEN3_VL)
+    call = {"action": "click", "coordinate": [250, 600]}
+    answer = (Reasoning(text=scan), ToolCall(call_id="expert", name="mobile_use", arguments=json.dumps(call)))
+    lesson = text_lesson("android", MOBILE_USE, "Tap it.", ())
+    lesson = replace(lesson, items=(*lesson.items[:-1], *answer), is_open=False)
+
+    datum = without_sight(build_supervised_datum(renderer, lesson, name="lesson"), renderer)
+    found = re.findall(r"[A-Z][a-z]+:|</think>|click|]}}|250|Wi-Fi", _trained(datum, renderer))
+    assert "|".join(found) == trained
 
 
 async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
     lesson = await draw_search(Random(5))
     calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
     named = [item.text for item in lesson.items if isinstance(item, Reasoning)]
-    assert len(calls) == len(named) == 6
-    # the same name leads to the same place
-    assert len({(name, json.dumps(call)) for name, call in zip(named, calls, strict=True)}) == len(set(named))
+    assert len(calls) == len(named) == 2
+    # a scan ends at the target, or names what shows
+    scans = [name.partition(": ")[2] for name in named]
+    assert any(scan.startswith(scans[0]) for scan in scans[1:]) or scans[0].startswith(scans[1])
 
 
 async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None:
@@ -68,7 +98,7 @@ async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None
         for part in item.content
         if isinstance(part, TextPart) and part.text
     ]
-    named = [item.text for item in lesson.items if isinstance(item, Reasoning)]
+    named = [item.text.partition(":")[0] for item in lesson.items if isinstance(item, Reasoning)]
     calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
     typed = [call["text"] for call in calls if call["action"] == "type"]
 
@@ -76,3 +106,8 @@ async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None
     assert named
     assert typed
     assert [text for text in named + typed if not any(text in instruction for instruction in asked)] == []
+
+
+def _trained(datum: Datum, renderer: Renderer) -> str:
+    ids = datum.model_input.token_ids(-1)
+    return renderer.decode([token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained])
