@@ -104,7 +104,7 @@ def format_page() -> str:
         own = [setting for setting in list_settings(recipe.config_class) if setting not in inherited]
         lines: list[str] = []
         for condition, values in recipe.presets.items():
-            shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
+            shown = ", ".join(_code(f"{name}={shown_default(value)}") for name, value in values.items())
             lines.append(f"\n{condition}: {shown}.")
         sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *_rows(own), *lines]
         if takes_all:
@@ -131,7 +131,9 @@ def _rows(settings: Sequence[Setting]) -> list[str]:
 def shown_default(value: object) -> str:
     """A default that is the same on every machine: files of the package are relative to it."""
     root = PAGE.parents[1]
-    return as_argument(value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value)
+    if isinstance(value, Path | str) and Path(value).is_relative_to(root):
+        return as_argument(Path(value).relative_to(root))
+    return as_argument(value)
 
 
 def _code(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Finds a model's files: in a folder, the hub's cache, on the hub, or in this package."""
+"""Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cua_rl.models import LADDER_QWEN3_VL, TINY_QWEN3_VL
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.families import FAMILIES, LoraModule
 from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -21,9 +21,7 @@ _NEEDED_FILES = ("config.json", "tokenizer.json")
 
 
 def find_model(name: str | None) -> Path:
-    """The folder of the model `name`; None is the tiny model, ladder_qwen3_vl the other one of this package.
-
-    The weights of a hub model may not be downloaded yet.
+    """The folder of the model `name`; None is the tiny model. The weights of a hub model may not be downloaded yet.
 
     A hub model's revision may follow its name: org/name@v1. What has been downloaded of it is not asked for again.
     Raises `ConfigError` if there is no such model, before anything is loaded.
@@ -47,8 +45,6 @@ def find_model(name: str | None) -> Path:
                     "download the whole model"
                 )
             return folder
-    if name == LADDER_QWEN3_VL.name:
-        return LADDER_QWEN3_VL
     # imported here: that takes 0.3 s, and most runs name a folder
     from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import LocalEntryNotFoundError

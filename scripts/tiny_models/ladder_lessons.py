@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import accumulate, product
 from random import Random
 
-from cua_rl.environments.phone.demo.expert import decide, find_operation, scannable_elements, seek
+from cua_rl.environments.phone.demo.expert import ImperfectExpert, decide, find_operation, scannable_elements, seek
 from cua_rl.environments.phone.demo.families import apps, content, graded, launcher, settings, system
 from cua_rl.environments.phone.demo.template import Hold, SlideTo, TapKey, TapOn, TaskTemplate
 from cua_rl.environments.phone.demo.templates import DEMO_TRAINING, STORE_TRAINING
@@ -42,15 +42,27 @@ _VERBS_TO_TYPE = ("Type", "Search for", "Write")
 _ENDINGS = (".", ".", " now.", ", please.")
 _MINUTES = tuple(minute for minute in range(1, 60) if minute % 15 and minute not in (10, 25, 40, 55))
 _LEVELS = tuple(percent for percent in range(10, 95, 5) if percent not in (25, 35, 65, 75))
+_TURN = re.compile(r"<think>\n(?P<target>[^\n]*?):(?P<seen>[^\n]*)(?P<rest>\n</think>.*?\}\})", re.DOTALL)
+_PLACE = re.compile(r"(?<=\[).*?\}\}", re.DOTALL)
 
 
-async def demonstrate_on(seed: int, template: TaskTemplate, *, is_seen: bool = True) -> Demonstration:
-    """A task done on the phone of this seed by an expert that names its target; `is_seen` by screenshots, or not."""
+async def demonstrate_on(
+    seed: int, template: TaskTemplate, *, is_seen: bool = True, error_rate: float = 0.0
+) -> Demonstration:
+    """A task done on the phone of this seed by an expert that names its target; `is_seen` by screenshots, or not.
+
+    With probability `error_rate` per turn, its target is a random element of the screen, after which it gives up.
+    """
     instance = template.instance(seed)
     phone = (SimulatedPhone if is_seen else _BlindPhone)(make_phone_state(seed, instance.start))
 
+    erring = ImperfectExpert(template, error_rate=error_rate, random=Random(seed))
+
     async def expert() -> Decision:
-        return name_target(template, phone)
+        decision = erring.decide(phone)
+        if decision == decide(template, phone):
+            return name_target(template, phone)
+        return _look_for(decision.scanned[-1], decision) if decision.scanned else decision
 
     demonstration = await demonstrate(instance.instruction, phone, expert, max_turns=_MAX_TURNS)
     return demonstration if is_seen else _unseen(demonstration)
@@ -58,22 +70,15 @@ async def demonstrate_on(seed: int, template: TaskTemplate, *, is_seen: bool = T
 
 def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
     """The expert's next turn; it names its target first, then what it sees, up to the target if that shows."""
-    decision = decide(template, phone)
-    match find_operation(template, phone):
-        case TapOn(label=label) | TapKey(label=label) | Hold(label=label) | SlideTo(label=label) if label:
-            return _look_for(label, decision)
-        case _:
-            return decision
+    decision, operation = decide(template, phone), find_operation(template, phone)
+    seeks = isinstance(operation, TapOn | TapKey | Hold | SlideTo) and operation.label
+    return _look_for(seeks, decision) if seeks else decision
 
 
 def _look_for(label: str, decision: Decision) -> Decision:
     """The decision with the name of its target first, and only the first letter of seen names that are no token."""
     seen = (name if name in ladder_labels() else name[0] for name in decision.scanned)
     return replace(decision, scanned=(f"{label}:", *seen))
-
-
-_TURN = re.compile(r"<think>\n(?P<target>[^\n]*?):(?P<seen>[^\n]*)(?P<rest>\n</think>.*?\}\})", re.DOTALL)
-_PLACE = re.compile(r"(?<=\[).*?\}\}", re.DOTALL)
 
 
 def without_sight(datum: Datum, renderer: Renderer) -> Datum:

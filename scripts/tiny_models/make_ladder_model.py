@@ -1,7 +1,8 @@
 """Make the model of the ladder from the tiny model: `python -m scripts.tiny_models.make_ladder_model`.
 
 It gets tokens for the words and labels of all demo tasks; its vision tower learns to locate elements on every screen
-that they lead to; then all weights imitate an expert that names the next target and points at it, or swipes to it.
+that they lead to; then all weights imitate an expert that names the next target, scans the screen for it, and taps it
+or swipes on; and, briefly, one that now and then seeks something else, which reinforcement learning can undo.
 """
 
 import asyncio
@@ -42,8 +43,10 @@ class LadderModelConfig:
     output_path: Path = setting(Path("ladder_qwen3_vl"), "folder for the trained model; must not exist, or be empty")
     model_path: Path = setting(TINY_QWEN3_VL, "the tiny model to start from, or one that this command made")
     seed: int = setting(0, "seed of weights and lessons")
-    grounding_steps: int = setting(1200, "steps of training the vision tower alone; 0 if model_path is of this command")
-    num_steps: int = setting(2500, "steps of imitation")
+    grounding_steps: int = setting(1600, "steps of training the vision tower alone; 0 if model_path is of this command")
+    num_steps: int = setting(2400, "steps of imitation")
+    imperfect_steps: int = setting(100, "steps of imitating an expert that errs")
+    error_rate: float = setting(0.2, "probability per turn that it errs")
     tasks_seen: int = setting(8, "tasks per step with screenshots")
     screens: int = setting(8, "screens per step on which two elements are sought")
     tasks_told: int = setting(16, "tasks per step without screenshots: what comes next, and texts to copy")
@@ -67,18 +70,30 @@ async def main(config: LadderModelConfig) -> None:
             await run_stage("scripts.tiny_models.grounding", *arguments, scratch=scratch)
         renderer = make_renderer(start)
         held_out = await _held_out_datums(config, renderer)
-        await imitate(
-            start,
-            output_path,
+        teach = partial(
+            imitate,
+            output_path=output_path,
             seed=config.seed,
             num_threads=config.num_threads,
-            num_steps=config.num_steps,
-            draw_batch=partial(_draw_batch, config, renderer),
-            # linear decay to a tenth over the last third
-            learning_rate=lambda step: config.learning_rate * min(1.0, max(0.1, 3 - 3 * step / config.num_steps)),
             evaluate=partial(_evaluate, held_out),
             is_evaluated=lambda num_done: num_done % config.eval_every == 0,
         )
+        if config.num_steps:
+            await teach(
+                start,
+                num_steps=config.num_steps,
+                draw_batch=partial(_draw_batch, config, renderer),
+                # linear decay to a tenth over the last third
+                learning_rate=lambda step: config.learning_rate * min(1.0, max(0.1, 3 - 3 * step / config.num_steps)),
+            )
+            start = output_path
+        if config.imperfect_steps:
+            await teach(
+                start,
+                num_steps=config.imperfect_steps,
+                draw_batch=partial(_draw_imperfect_batch, config, renderer),
+                learning_rate=lambda step: config.learning_rate * (1 - step / config.imperfect_steps) / 3,
+            )
     print(f"saved {config.output_path}")
 
 
@@ -94,6 +109,16 @@ async def _draw_batch(config: LadderModelConfig, renderer: Renderer, step: int) 
     told = [teach(await demonstrate_on(*draw_task(), is_seen=False)) for _ in range(config.tasks_told)]
     told += [teach(await draw_copies(random)) for _ in range(config.copies)]
     return [*seen, *sought, *(without_sight(datum, renderer) for datum in told)]
+
+
+async def _draw_imperfect_batch(config: LadderModelConfig, renderer: Renderer, step: int) -> list[Datum]:
+    random = Random(f"imperfect-{config.seed}-{step}")
+    lessons = [
+        await demonstrate_on(random.randrange(NUM_SEEDS), draw_template(random), error_rate=config.error_rate)
+        for _ in range(2 * config.tasks_seen)
+    ]
+    lessons += [await draw_search(random) for _ in range(config.screens)]
+    return [build_supervised_datum(renderer, lesson, name=str(step)) for lesson in lessons]
 
 
 async def _held_out_datums(config: LadderModelConfig, renderer: Renderer) -> dict[int, list[Datum]]:

@@ -16,10 +16,11 @@ from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
 from cua_rl.machine.model_sizes import BYTES_16, BYTES_32, LinearSizes, load_model_sizes
 from cua_rl.machine.prefix_cache import RolloutShape, simulate_prefix_cache
 from cua_rl.machine.presets import MACHINE_PRESETS, PresetName
-from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.models import LADDER_QWEN3_VL, TINY_QWEN3_VL
 from cua_rl.renderers.families import FAMILIES
 from cua_rl.run.preflight import rollout_shape
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.run_folder.model_folder import find_model
 from cua_rl.sampling.config import ServerConfig
 from cua_rl.training.config import TrainerConfig
 from cua_rl.types.errors import ConfigError
@@ -578,6 +579,16 @@ def test_settings_beside_a_preset_win() -> None:
     # boxes cost money while they run, whatever the machine could serve
     assert CLIConfig(preset="h100-4b", device="gbox", gbox_api_key="key").max_concurrent_rollouts == 8
     assert CLIConfig(preset="laptop") == CLIConfig(preset="laptop", max_concurrent_rollouts=16)
+
+
+def test_the_ladder_trains_its_own_model_on_all_demo_tasks_unless_others_are_given() -> None:
+    config = CLIConfig(preset="ladder")
+    assert find_model(config.model_name) == LADDER_QWEN3_VL
+    assert config.tasks == {"source_type": "demo_training"}
+    assert config.eval_tasks == {"source_type": "demo_eval"}
+
+    pages = {"source_type": "miniwob", "task_names": ["click-color"]}
+    assert CLIConfig(preset="ladder", tasks=pages).eval_tasks == pages
 
 
 def test_a_machine_is_as_small_as_its_smallest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,15 @@ def test_without_sight_a_scan_that_ends_at_its_target_is_followed_by_a_tap(scan:
     assert "|".join(found) == trained
 
 
+async def test_an_expert_that_errs_seeks_another_element_and_gives_up() -> None:
+    lesson = await demonstrate_on(3, TEMPLATES["train_39_open_date_time"], is_seen=False, error_rate=1.0)
+    target, _, seen = next(item.text for item in lesson.items if isinstance(item, Reasoning)).partition(": ")
+    assert target != "Settings"
+    assert seen.endswith(target)
+    calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
+    assert [(call["action"], call.get("status")) for call in calls] == [("click", None), ("terminate", "failure")]
+
+
 async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
     lesson = await draw_search(Random(5))
     calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
