@@ -28,9 +28,10 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Measure success by level before and after the ladder's preset.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
-    given, options = parser.parse_known_args(arguments)
+    parser.add_argument("options", nargs="*", help="settings of training, as key=value")
+    given = parser.parse_intermixed_args(arguments)
     for seed in map(int, given.seeds.split(",")):
-        measure_seed(given.folder / f"seed-{seed}", seed, options)
+        measure_seed(given.folder / f"seed-{seed}", seed, given.options)
 
 
 def measure_seed(folder: Path, seed: int, options: list[str]) -> None:
