@@ -35,15 +35,18 @@ WINDOW = 3  # steps; one step of 128 rollouts has a standard error of about 0.03
 
 def run(folder: Path, num_steps: int, *options: str) -> list[dict[str, Any]]:
     """Train in `folder`, or continue what was begun there; the metrics of every step."""
-    command = [
-        *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={folder}", f"max_steps={num_steps}"),
-        *("eval_tasks=none", "save_every=4", "behavior_if_log_dir_exists=resume", *options),
-    ]
     if len(read_steps(folder)) < num_steps:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".out").open("ab") as output:
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
+        complete("train", folder, f"max_steps={num_steps}", "eval_tasks=none", "save_every=4", *options)
     return read_steps(folder)
+
+
+def complete(recipe: str, folder: Path, *options: str) -> None:
+    """Run a recipe in `folder`, or continue it, with its output beside the folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    common = (f"log_path={folder}", "behavior_if_log_dir_exists=resume")
+    with folder.with_suffix(".out").open("ab") as output:
+        command = [sys.executable, "-m", f"cua_rl.recipes.{recipe}", *common, *options]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:

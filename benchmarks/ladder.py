@@ -10,15 +10,15 @@ A folder that holds a complete run or evaluation is read, not run again.
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import require
+from benchmarks.curriculum import complete
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.models import LADDER_QWEN3_VL
+from cua_rl.machine.presets import MACHINE_PRESETS
 
 NAMES = ("tiny", "cold_start", "adapter")
 
@@ -39,7 +39,7 @@ def measure_seed(folder: Path, seed: int, options: list[str]) -> None:
     run, took = folder / "run", folder / "minutes.json"
     if not (run / "summary.json").is_file():
         started = time.monotonic()
-        command("train", run, "preset=ladder", f"seed={seed}", "monitor=false", *options)
+        complete("train", run, "preset=ladder", f"seed={seed}", "monitor=false", *options)
         took.write_text(json.dumps(round((time.monotonic() - started) / 60, 1)))
     for temperature in (1, 0):
         measure_levels(folder / f"temperature-{temperature}", run, seed, temperature, json.loads(took.read_text()))
@@ -48,22 +48,18 @@ def measure_seed(folder: Path, seed: int, options: list[str]) -> None:
 def measure_levels(evaluation: Path, run: Path, seed: int, temperature: int, training_min: float) -> None:
     """The success of the three models on all tasks."""
     if not (evaluation / "results.json").is_file():
-        folders = {"cold_start": {}, "adapter": {"adapter": str(run)}}
-        models = [{"name": "tiny"}]
-        models += [{"name": name, "model_name": str(LADDER_QWEN3_VL)} | more for name, more in folders.items()]
-        tasks = (
-            'tasks={"source_type": "demo_all"}',
-            f"num_tasks={len(TEMPLATES)}",
-            f"seed={seed}",
-            f"temperature={temperature}",
-        )
-        limits = ("max_turns=15", "max_tokens=96", "server.max_model_len=3072", "max_concurrent_rollouts=32")
-        command("evaluate", evaluation, f"models={json.dumps(models)}", *tasks, *limits)
+        preset = MACHINE_PRESETS["ladder"].settings
+        ladder = {"model_name": preset["model_name"]}
+        models = [{"name": "tiny"}, {"name": "cold_start"} | ladder, {"name": "adapter", "adapter": str(run)} | ladder]
+        tasks = ('tasks={"source_type": "demo_all"}', f"num_tasks={len(TEMPLATES)}", f"seed={seed}")
+        limits = (f"{name}={preset[name]}" for name in ("max_turns", "max_tokens", "server.max_model_len"))
+        how = (f"temperature={temperature}", "max_concurrent_rollouts=32", *limits)
+        complete("evaluate", evaluation, f"models={json.dumps(models)}", *tasks, *how)
     figure: dict[str, Any] = {"figure": "ladder", "seed": seed, "temperature": temperature}
     figure["training_min"] = training_min
     for name in NAMES:
         done = read_success(evaluation, name)
-        require("the ladder", tasks=(set(TEMPLATES), set(done)))
+        require("the ladder", tasks=(set(TEMPLATES), set(done)), faults=(0, list(done.values()).count(None)))
         figure[name] = round(sum(done.values()) / len(done), 3)
         for level in sorted({template.level for template in TEMPLATES.values()}):
             of_level = [success for task_id, success in done.items() if TEMPLATES[task_id].level == level]
@@ -71,19 +67,10 @@ def measure_levels(evaluation: Path, run: Path, seed: int, temperature: int, tra
     print(json.dumps(figure), flush=True)
 
 
-def command(recipe: str, folder: Path, *options: str) -> None:
-    """Run a recipe, or continue it, with its output beside the folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    common = (f"log_path={folder}", "behavior_if_log_dir_exists=resume")
-    with folder.with_suffix(".out").open("ab") as output:
-        words = [sys.executable, "-m", f"cua_rl.recipes.{recipe}", *common, *options]
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
-
-
-def read_success(evaluation: Path, name: str) -> dict[str, bool]:
-    """By task, whether the model of this name did it."""
+def read_success(evaluation: Path, name: str) -> dict[str, Any]:
+    """By task, whether the model of this name did it; None after faults."""
     attempts = map(json.loads, (evaluation / "attempts.jsonl").read_text().splitlines())
-    return {one["task_id"]: bool(one["success"]) for one in attempts if one["model"] == name}
+    return {one["task_id"]: one["success"] for one in attempts if one["model"] == name}
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ class CLIConfig(LoopConfig, RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
     preset: PresetName | None = setting(
-        None, "defaults for a machine: model, context, screens and number of devices that fit (docs/gpus.md)"
+        None,
+        "model, context and screens for a machine (docs/gpus.md), or for all demo tasks (ladder, docs/learning.md)",
     )
     training: Literal["local", "tinker"] = setting(
         "local",

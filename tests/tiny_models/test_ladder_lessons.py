@@ -89,13 +89,15 @@ async def test_an_expert_that_errs_seeks_another_element_and_gives_up() -> None:
 
 
 async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
-    lesson = await draw_search(Random(5))
-    calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
-    named = [item.text for item in lesson.items if isinstance(item, Reasoning)]
-    assert len(calls) == len(named) == 2
-    # a scan ends at the target, or names what shows
-    scans = [name.partition(": ")[2] for name in named]
-    assert any(scan.startswith(scans[0]) for scan in scans[1:]) or scans[0].startswith(scans[1])
+    for seed in range(12):
+        lesson = await draw_search(Random(seed))
+        calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
+        named = [item.text for item in lesson.items if isinstance(item, Reasoning)]
+        assert len(calls) == len(named) == 2
+        # the same name leads to the same place
+        assert len({(name, json.dumps(call)) for name, call in zip(named, calls, strict=True)}) == len(set(named))
+        shorter, longer = sorted((name.partition(": ")[2] for name in named), key=len)
+        assert longer.startswith(shorter)
 
 
 async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None:

@@ -200,7 +200,7 @@ async def test_a_set_narrows_widens_and_goes_on_page_by_page(window: Window) -> 
     won = await _items(window, f"run_id={run}&verdict=success")
     await _rows(window, min(50, len(won)))
     assert "min_step" not in page.url
-    await page.get_by_role("tab", name="Screens").press("Enter")  # what moves as figures come in loses no key
+    await page.get_by_role("tab", name="Screens").click()
     await page.wait_for_url(re.compile("view=gallery"))
     await page.wait_for_function("() => document.querySelector('.wall img')?.naturalWidth > 0")
 
