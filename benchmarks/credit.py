@@ -3,11 +3,13 @@
     python -m benchmarks.credit FOLDER [--arms rollout,state_groups] [--seeds 0,1,2,3,4] [--steps 24] [key=value ...]
 
 Every run trains the embedded demo's model on `--tasks` with one kind of advantages; what is given as key=value goes
-to all. Turns are the steps of the environment. For each seed success is read where the arm that took the fewest turns
-had taken all of its own, as the mean over the groups of the last 3 steps; a last line per arm has the mean over seeds
-and its 95 % interval (Student). `companions` is the share of turns that saw a state which another rollout of the group
-saw: without any, state groups are leave-one-out. `extra_ms` is the processor time that state groups add to a step, for
-naming the states of its turns and comparing them, measured on the recorded groups of the run's first step.
+to all. Turns are the steps of the environment; those that siblings share with their parent count once. For each seed
+success is read at equal turns, where the arm that took the fewest had taken all of its own, and likewise at equal
+seconds, as the mean over the groups of the last 3 steps up to there. Seconds need a machine without other work. A last
+line per arm has the means over seeds and, seed by seed against the first arm, the differences, with 95 % intervals
+(Student). `companions` is the share of turns that saw a state which another rollout of the group saw: without any,
+state groups are leave-one-out. `extra_ms` is the processor time that state groups add to a step, for naming the states
+of its turns and comparing them, measured on the recorded groups of the run's first step.
 A folder that holds a complete run is read, not run again.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from math import sqrt
+from operator import sub
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -48,12 +51,21 @@ _REPEATS = 20
 
 
 def num_turns(step: dict[str, Any]) -> float:
-    return step["rollout/num_turns/mean"] * step["rollout/num_rollouts"]
+    """Turns that devices executed; those of a parent count once."""
+    all_turns = step["rollout/num_turns/mean"] * step["rollout/num_rollouts"]
+    return all_turns - step.get("rollout/shared_turns", 0.0)
 
 
-def num_steps_within(steps: list[dict[str, Any]], turns: float) -> int:
-    """The number of steps whose turns are at most this many."""
-    return sum(total <= turns for total in accumulate(map(num_turns, steps)))
+def seconds(step: dict[str, Any]) -> float:
+    return step["time/step_s"]
+
+
+BUDGETS = {"turns": num_turns, "seconds": seconds}
+
+
+def success_within(steps: list[dict[str, Any]], cost: Callable[[dict[str, Any]], float], budget: float) -> float:
+    """Success over the groups of the last steps that are within the budget, together with all before them."""
+    return smoothed_success(steps, sum(total <= budget for total in accumulate(map(cost, steps))))
 
 
 async def first_groups(folder: Path) -> list[RolloutGroup]:
@@ -74,7 +86,7 @@ def companions(groups: list[RolloutGroup]) -> float:
     return num_compared / num_all
 
 
-def seconds(work: Callable[[], object]) -> float:
+def processor_seconds(work: Callable[[], object]) -> float:
     """Processor seconds of one call, the shortest of several."""
     taken: list[float] = []
     for _ in range(_REPEATS):
@@ -86,10 +98,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def extra_seconds(groups: list[RolloutGroup]) -> float:
     """What state groups add to a step: names for the states of its turns, and their comparison."""
-    naming = seconds(partial(state_name, make_phone_state(3)))
+    naming = processor_seconds(partial(state_name, make_phone_state(3)))
     num_turns = sum(len(rollout.turns) for group in groups for rollout in group.rollouts)
     return naming * num_turns + sum(
-        seconds(partial(score_group, group, "state_groups")) - seconds(partial(score_group, group, "leave_one_out"))
+        processor_seconds(partial(score_group, group, "state_groups"))
+        - processor_seconds(partial(score_group, group, "leave_one_out"))
         for group in groups
     )
 
@@ -117,10 +130,21 @@ def interval(values: list[float]) -> list[float] | None:
     return [round(fmean(values) - margin, 3), round(fmean(values) + margin, 3)]
 
 
+def against_first(arm: str, name: str, reached: dict[str, list[float]]) -> dict[str, object]:
+    """The arm's mean of `name` over seeds, its interval, and what it differs by from the first arm."""
+    first = next(iter(reached.values()))
+    differences = list(map(sub, reached[arm], first))
+    figure = {name: round(fmean(reached[arm]), 3), f"{name}_interval": interval(reached[arm])}
+    return figure | {
+        f"{name}_difference": round(fmean(differences), 3),
+        f"{name}_difference_interval": interval(differences),
+    }
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Run every arm seed by seed, then print the table."""
     arms, seeds = arguments.arms.split(","), [int(word) for word in arguments.seeds.split(",")]
-    rates: dict[str, list[float]] = {arm: [] for arm in arms}
+    reached: dict[str, dict[str, list[float]]] = {budget: {arm: [] for arm in arms} for budget in BUDGETS}
     for seed in seeds:
         found: dict[str, list[dict[str, Any]]] = {}
         for arm in arms:
@@ -130,17 +154,19 @@ def main(arguments: argparse.Namespace) -> None:
             require(f"the arm {arm}", steps=(arguments.steps, len(found[arm])))
             groups = asyncio.run(first_groups(folder))
             print(json.dumps(cost_figure(arm, seed, found[arm], groups)), flush=True)
-        fewest = min(sum(map(num_turns, steps)) for steps in found.values())
         for arm, steps in found.items():
-            within = num_steps_within(steps, fewest)
-            rates[arm].append(smoothed_success(steps, within))
-            line = {"figure": "credit", "arm": arm, "seed": seed, "num_turns": int(fewest), "num_steps": within}
-            line |= {"first_success_rate": round(steps[0]["reward/success_rate"], 3)}
-            line |= {"success_rate": round(rates[arm][-1], 3), "seconds": round(sum(s["time/step_s"] for s in steps))}
+            line: dict[str, object] = {"figure": "credit", "arm": arm, "seed": seed}
+            line["first_success_rate"] = round(steps[0]["reward/success_rate"], 3)
+            for name, cost in BUDGETS.items():
+                budget = min(sum(map(cost, steps)) for steps in found.values())
+                reached[name][arm].append(success_within(steps, cost, budget))
+                line |= {f"num_{name}": round(sum(map(cost, steps))), f"equal_{name}": round(reached[name][arm][-1], 3)}
             print(json.dumps(line), flush=True)
-    for arm, values in rates.items():
-        line = {"figure": "credit_arm", "arm": arm, "num_seeds": len(values), "success_rate": round(fmean(values), 3)}
-        print(json.dumps(line | {"interval": interval(values)}), flush=True)
+    for arm in arms:
+        line = {"figure": "credit_arm", "arm": arm, "num_seeds": len(seeds)}
+        for name, rates in reached.items():
+            line |= against_first(arm, f"equal_{name}", rates)
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

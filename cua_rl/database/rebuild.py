@@ -5,7 +5,6 @@ Of pruned screenshots only the hashes are left: they are images without `data`, 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -77,16 +76,10 @@ async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Se
     return [rollout for rollout, row in ordered if row.pruned_at is None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedAdvantages:
-    """Those of a group, as `events.GroupEnded` has them."""
-
-    advantages: tuple[float, ...]
-    turn_advantages: tuple[tuple[float, ...], ...] = ()
-
-
-async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[RecordedAdvantages]:
-    """The advantages of a step's groups, aligned with `load_groups` and each group's `compared`."""
+async def load_advantages(
+    session: AsyncSession, training_id: int, step: int
+) -> list[tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]]:
+    """The advantages of rollouts and of their turns, as `events.GroupEnded` has them, by group of `load_groups`."""
     group_rows = await _load_group_rows(session, training_id, step, "step")
     query = (
         select(RolloutRow.group_pk, RolloutRow.advantage, RolloutRow.turn_advantages)
@@ -100,13 +93,8 @@ async def load_advantages(session: AsyncSession, training_id: int, step: int) ->
         by_group[group_pk].append((advantage, tuple(of_turns or ())))
     for replay in await _load_replays(session, [row.id for row in group_rows]):
         by_group[replay.group_pk].append((replay.advantage, tuple(replay.turn_advantages or ())))
-    return [
-        RecordedAdvantages(
-            advantages=tuple(advantage for advantage, _ in by_group[row.id]),
-            turn_advantages=tuple(own for _, own in by_group[row.id]),
-        )
-        for row in group_rows
-    ]
+    scored = (by_group[row.id] for row in group_rows)
+    return [(tuple(advantage for advantage, _ in group), tuple(of_turns for _, of_turns in group)) for group in scored]
 
 
 async def _load_group_rows(session: AsyncSession, training_id: int, step: int, phase: Phase) -> Sequence[Group]:

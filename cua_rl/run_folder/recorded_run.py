@@ -50,10 +50,10 @@ class RecordedTraining:
         return [
             ScoredGroup(
                 group=replace(group, is_incomplete=has_lost_members(group, min_group_size)),
-                advantages=values.advantages,
-                turn_advantages=values.turn_advantages,
+                advantages=of_rollouts,
+                turn_advantages=of_turns,
             )
-            for group, values in zip(recorded, advantages, strict=True)
+            for group, (of_rollouts, of_turns) in zip(recorded, advantages, strict=True)
         ]
 
     def build_batch(self, step: int, groups: Sequence[ScoredGroup]) -> Batch:

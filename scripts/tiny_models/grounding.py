@@ -5,18 +5,22 @@
 trains on random screens of phones, on those that demo tasks lead to (`ladder`), or on web pages in the file SCREENS.
 
 Every image token on an element that can be tapped has three targets: the merger's output should point at the embedding
-of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language
+of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. On `ladder`'s
+screens the targets of other image tokens are the first three digits that lie on it, if there are any. The language
 model, which reads these features, then only has to learn where to look and what to copy. Without this stage it spends
 most of its training finding out that the image matters at all.
 """
 
 import io
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
@@ -29,13 +33,14 @@ from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.environments.phone.demo.expert import scannable_elements
 from cua_rl.environments.phone.simulator import painter
+from cua_rl.environments.phone.simulator.canvas import Canvas, text_width
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
-from scripts.tiny_models.ladder_lessons import draw_phone_at_work
+from scripts.tiny_models.ladder_lessons import draw_phone_at_work, draw_questions
 from scripts.tiny_models.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from scripts.tiny_models.vocabulary import names
 
@@ -105,16 +110,44 @@ def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
 
 
 def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
-    """A phone on its way through a task."""
-    return _draw_state(draw_phone_at_work(random).state, tokenizer)
+    """A phone on its way through a task, or one that shows what a task asks for."""
+    phone = draw_phone_at_work(random) if random.random() < 0.6 else draw_questions(random)[0]
+    with _recorded_digits() as digits:
+        screenshot = _draw_state(phone.state, tokenizer)
+    width, height = (side // _CELL_PX for side in screenshot.image.size)
+    for (x, y), found in digits.items():
+        if 0 <= x < width and 0 <= y < height and screenshot.targets[0, y * width + x] == _UNKNOWN:
+            for row, digit in enumerate(found[:3]):
+                screenshot.targets[row, y * width + x] = tokenizer.token_to_id(digit)
+    return screenshot
+
+
+@contextmanager
+def _recorded_digits() -> Iterator[dict[tuple[int, int], str]]:
+    """By cell (x, y), the digits that are drawn there in the meantime, from left to right."""
+    draw_text, digits = Canvas.text, dict[tuple[int, int], str]()
+
+    def record(canvas: Canvas, x: float, y: float, text: str, colour: str, **how: Any) -> None:
+        draw_text(canvas, x, y, text, colour, **how)
+        shift = {"l": 0.0, "m": -0.5, "r": -1.0}[how.get("anchor", "lm")[0]]
+        left = x + shift * text_width(text, how["size"])
+        for i, letter in enumerate(text):
+            if letter.isdigit():
+                middle = left + text_width(text[:i], how["size"]) + text_width(letter, how["size"]) / 2
+                cell = int(middle) // _CELL_PX, int(y) // _CELL_PX
+                digits[cell] = digits.get(cell, "") + letter
+
+    with patch.object(Canvas, "text", record):
+        yield digits
 
 
 def _draw_state(state: PhoneState, tokenizer: Tokenizer, known: Collection[str] | None = None) -> _Screenshot:
     """The screen with what can be tapped there, of these labels if some are given."""
-    elements = scannable_elements(build_screen(state))
-    boxes = [
-        LabelledBox(label=one.label, **asdict(one.rect)) for one in elements if known is None or one.label in known
-    ]
+    screen = build_screen(state)
+    elements = [element for element in scannable_elements(screen) if known is None or element.label in known]
+    if state.screen == "calculator":
+        elements += [element for element in screen.content if element.kind == "key"]
+    boxes = [LabelledBox(label=one.label, **asdict(one.rect)) for one in elements]
     return _with_targets(painter.draw_phone(state, 1).convert("RGB"), boxes, tokenizer, COORDINATE_STEP)
 
 

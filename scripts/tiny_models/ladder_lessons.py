@@ -11,12 +11,13 @@ from functools import cache, partial
 from itertools import accumulate, product
 from random import Random
 
-from cua_rl.environments.phone.demo.expert import ImperfectExpert, decide, find_operation, scannable_elements, seek
+from cua_rl.environments.phone.demo.expert import ImperfectExpert, act, decide, find_operation, scannable_elements, seek
 from cua_rl.environments.phone.demo.families import apps, content, graded, launcher, settings, system
-from cua_rl.environments.phone.demo.template import Hold, SlideTo, TapKey, TapOn, TaskTemplate
+from cua_rl.environments.phone.demo.template import Hold, SlideTo, TapKey, TapOn, TaskTemplate, Tell
 from cua_rl.environments.phone.demo.templates import DEMO_TRAINING, STORE_TRAINING
 from cua_rl.environments.phone.simulator import catalog
 from cua_rl.environments.phone.simulator.device import SimulatedPhone, perform, take_screenshot
+from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.renderers.renderer import Renderer
@@ -29,7 +30,7 @@ from scripts.tiny_models.vocabulary import label_forms
 
 NUM_SEEDS = 2**31
 """Of training phones; those of evaluation have seeds from here on."""
-_MAX_TURNS = 12
+_MAX_TURNS = 15
 _NUM_TO_FIND = 2
 _NUM_TO_COPY = 8
 _NUM_LOOKS = 8
@@ -42,6 +43,9 @@ _VERBS_TO_TYPE = ("Type", "Search for", "Write")
 _ENDINGS = (".", ".", " now.", ", please.")
 _MINUTES = tuple(minute for minute in range(1, 60) if minute % 15 and minute not in (10, 25, 40, 55))
 _LEVELS = tuple(percent for percent in range(10, 95, 5) if percent not in (25, 35, 65, 75))
+_ANSWER = "Answer"
+"""What the expert names where it tells something."""
+_COUNTS = ("num_photos", "notification_count")
 _TURN = re.compile(r"<think>\n(?P<target>[^\n]*?):(?P<seen>[^\n]*)(?P<rest>\n</think>.*?\}\})", re.DOTALL)
 _PLACE = re.compile(r"(?<=\[).*?\}\}", re.DOTALL)
 
@@ -71,6 +75,8 @@ async def demonstrate_on(
 def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
     """The expert's next turn; it names its target first, then what it sees, up to the target if that shows."""
     decision, operation = decide(template, phone), find_operation(template, phone)
+    if isinstance(operation, Tell):
+        return _read(read_query(phone.state, operation.query), is_count=operation.query in _COUNTS)
     seeks = isinstance(operation, TapOn | TapKey | Hold | SlideTo) and operation.label
     return _look_for(seeks, decision) if seeks else decision
 
@@ -81,10 +87,17 @@ def _look_for(label: str, decision: Decision) -> Decision:
     return replace(decision, scanned=(f"{label}:", *seen))
 
 
+def _read(answer: str, *, is_count: bool = False) -> Decision:
+    """Each digit of the answer, or each of the things to count, and then the answer."""
+    parts = map(str, range(1, int(answer) + 1)) if is_count else filter(str.isdigit, answer)
+    return Decision(scanned=(f"{_ANSWER}:", *parts), action=Finish(success_claimed=True, answer=answer))
+
+
 def without_sight(datum: Datum, renderer: Renderer) -> Datum:
     """What only a screen tells is not trained: what shows, whether that ends the scan, and where to tap.
 
-    If the last that shows is the target, the scan ends and the target is tapped; that follows from the text.
+    If the last that shows is the target, the scan ends and the target is tapped; that follows from the text, as the
+    answer follows from its digits.
     """
     texts = [renderer.decode([token]) for token in datum.model_input.token_ids(-1)]
     ends = list(accumulate(map(len, texts)))
@@ -92,7 +105,10 @@ def without_sight(datum: Datum, renderer: Renderer) -> Datum:
     hidden = {place for match in _PLACE.finditer(whole) for place in range(*match.span())}
     for match in _TURN.finditer(whole):
         is_found = match["seen"].endswith((f" {match['target']}", f" {match['target'][:1]}"))
-        hidden |= set(range(match.start("seen"), match.start("rest") if is_found else match.end()))
+        end = match.start("rest") if is_found else match.end()
+        if match["target"] == _ANSWER:
+            end = match.start("rest") + len("\n</think>\n\n")
+        hidden |= set(range(match.start("seen"), end))
     mask = tuple(is_trained and end - 1 not in hidden for is_trained, end in zip(datum.loss_mask, ends, strict=True))
     return replace(datum, loss_mask=mask, advantages=tuple(map(float, mask)))
 
@@ -107,10 +123,37 @@ async def draw_search(random: Random) -> Demonstration:
     return await _one_by_one(phone, [(f"Tap {label}.", _look_for(label, seek(label, phone))) for label in wanted])
 
 
+async def draw_reading(random: Random) -> Demonstration:
+    """A screen on which a task asks for something, and a few more questions to it."""
+    phone, questions = draw_questions(random)
+    return await _one_by_one(phone, random.sample(questions, len(questions)))
+
+
+def draw_questions(random: Random) -> tuple[SimulatedPhone, list[tuple[str, Decision]]]:
+    """A phone that shows what a task asks for; this and other questions to the same screen."""
+    template, seed = random.choice(_question_templates(random)), random.randrange(NUM_SEEDS)
+    instance = template.instance(seed)
+    phone = SimulatedPhone(make_phone_state(seed, instance.start))
+    while not isinstance(find_operation(template, phone), Tell):
+        phone.state = perform(phone.state, decide(template, phone).action, phone.scale)
+    asked = {instance.instruction: name_target(template, phone)}
+    if phone.state.screen == "calculator":
+        phone.state = replace(phone.state, calculation=_draw_numbers(random, 1))
+        asked = {"What does the calculator show? Answer with the number.": _read(phone.state.calculation)}
+        for key in random.sample("0123456789+*=", 4):
+            asked[f"Tap {key}."] = _look_for(key, Decision(scanned=(), action=act(TapKey(label=key), phone)))
+    asked["What time is it?"] = _read(phone.state.clock)
+    asked["What is the battery level in percent? Answer with the number."] = _read(str(phone.state.battery_pct))
+    return phone, list(asked.items())
+
+
 async def draw_copies(random: Random) -> Demonstration:
     """No screen, and names to tap and texts to type as they were asked for; names come up in scans of others."""
     wanted: list[tuple[str, Decision]] = []
     for _ in range(_NUM_TO_COPY):
+        if random.random() < 0.3:
+            wanted.append(("What is the number?", _read(_draw_numbers(random, 1))))
+            continue
         verbs = random.choice((_VERBS_TO_TAP, _VERBS_TO_TAP, _VERBS_TO_TYPE))
         if verbs is _VERBS_TO_TAP and random.random() < 0.6:
             copied = random.choice(ladder_labels())
@@ -158,6 +201,12 @@ def draw_template(random: Random) -> TaskTemplate:
     return random.choice(DEMO_TRAINING if random.random() < 0.5 else list(other_templates(random)))
 
 
+def _question_templates(random: Random) -> list[TaskTemplate]:
+    """Training tasks, and tasks in other words, that end with telling something."""
+    every = (*DEMO_TRAINING, *other_templates(random))
+    return [template for template in every if any(isinstance(m.operation, Tell) for m in template.instance(0).route)]
+
+
 def other_templates(random: Random) -> Iterator[TaskTemplate]:
     """One template of each family, with names and texts of random letters."""
     pool = _draw_pool(random)
@@ -190,6 +239,7 @@ def other_templates(random: Random) -> Iterator[TaskTemplate]:
     yield graded.through_drawer("", "clock", apps.switch_alarm("", pool, turn_on=random.random() < 0.5))
     yield graded.through_drawer("", "notes", apps.delete_note("", pool))
     yield graded.through_drawer("", "contacts", apps.call_contact("", pool))
+    yield graded.through_drawer("", "settings", system.check_app_storage("", _APPS))
 
 
 @cache

@@ -30,6 +30,7 @@ from scripts.tiny_models.ladder_lessons import (
     NUM_SEEDS,
     demonstrate_on,
     draw_copies,
+    draw_reading,
     draw_search,
     draw_template,
     without_sight,
@@ -49,6 +50,7 @@ class LadderModelConfig:
     error_rate: float = setting(0.2, "probability per turn that it errs")
     tasks_seen: int = setting(8, "tasks per step with screenshots")
     screens: int = setting(8, "screens per step on which two elements are sought")
+    readings: int = setting(8, "screens per step about which a few questions are asked")
     tasks_told: int = setting(16, "tasks per step without screenshots: what comes next, and texts to copy")
     copies: int = setting(4, "conversations per step without screenshots in which eight names and texts are repeated")
     learning_rate: float = setting(1e-3, "peak learning rate; warm-up and decay are linear")
@@ -106,6 +108,7 @@ async def _draw_batch(config: LadderModelConfig, renderer: Renderer, step: int) 
 
     seen = [teach(await demonstrate_on(*draw_task())) for _ in range(config.tasks_seen)]
     sought = [teach(await draw_search(random)) for _ in range(config.screens)]
+    sought += [teach(await draw_reading(random)) for _ in range(config.readings)]
     told = [teach(await demonstrate_on(*draw_task(), is_seen=False)) for _ in range(config.tasks_told)]
     told += [teach(await draw_copies(random)) for _ in range(config.copies)]
     return [*seen, *sought, *(without_sight(datum, renderer) for datum in told)]
@@ -118,6 +121,7 @@ async def _draw_imperfect_batch(config: LadderModelConfig, renderer: Renderer, s
         for _ in range(2 * config.tasks_seen)
     ]
     lessons += [await draw_search(random) for _ in range(config.screens)]
+    lessons += [await draw_reading(random) for _ in range(config.readings)]
     return [build_supervised_datum(renderer, lesson, name=str(step)) for lesson in lessons]
 
 

@@ -17,6 +17,8 @@ from cua_rl.types.rollout import Datum
 from scripts.tiny_models.ladder_lessons import (
     demonstrate_on,
     draw_copies,
+    draw_questions,
+    draw_reading,
     draw_search,
     other_templates,
     without_sight,
@@ -65,6 +67,7 @@ async def test_a_lesson_without_screenshots_trains_names_of_targets_but_neither_
         ("Sound: Wi-Fi Battery", "Sound:|]}}"),
         ("Zorbi: Wi-Fi Z", "Zorbi:|</think>|click|]}}"),
         ("Enter:", "Enter:|]}}"),
+        ("Answer: 2 5 0", "Answer:|click|]}}"),
     ],
 )
 def test_without_sight_a_scan_that_ends_at_its_target_is_followed_by_a_tap(scan: str, trained: str) -> None:
@@ -98,6 +101,21 @@ async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
         assert len({(name, json.dumps(call)) for name, call in zip(named, calls, strict=True)}) == len(set(named))
         shorter, longer = sorted((name.partition(": ")[2] for name in named), key=len)
         assert longer.startswith(shorter)
+
+
+async def test_readings_spell_what_the_screen_shows_and_answer_with_it() -> None:
+    seen: set[str] = set()
+    for seed in range(50):
+        lesson, (phone, _) = await draw_reading(Random(seed)), draw_questions(Random(seed))
+        seen.add(phone.state.screen.partition(":")[0])
+        thoughts = [item.text for item in lesson.items if isinstance(item, Reasoning)]
+        calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
+        told = {call["text"]: thought for call, thought in zip(calls, thoughts, strict=True) if "text" in call}
+        assert {phone.state.clock, str(phone.state.battery_pct)} <= set(told)
+        for answer, thought in told.items():
+            counted = " ".join(str(number) for number in range(1, int(answer) + 1)) if answer.isdigit() else None
+            assert thought in (f"Answer: {' '.join(filter(str.isdigit, answer))}", f"Answer: {counted}")
+    assert seen == {"home", "gallery", "calculator", "contacts/person", "settings/app_storage", "notifications"}
 
 
 async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None:

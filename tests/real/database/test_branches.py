@@ -46,10 +46,8 @@ async def test_a_tree_is_a_tree_in_the_database_and_its_datums_are_rebuilt_bit_f
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     (loaded,) = await load_groups(session, training_id, 1)
-    (values,) = await load_advantages(session, training_id, 1)
-    rebuilt = build_batch(
-        [ScoredGroup(group=loaded, advantages=values.advantages, turn_advantages=values.turn_advantages)], IMAGE_TOKEN
-    )
+    ((of_rollouts, of_turns),) = await load_advantages(session, training_id, 1)
+    rebuilt = build_batch([ScoredGroup(group=loaded, advantages=of_rollouts, turn_advantages=of_turns)], IMAGE_TOKEN)
     assert loaded == group
     assert datums_sha256(rebuilt.datums) == datums_sha256(batch.datums)
     assert rebuilt.num_rollouts == batch.num_rollouts == 3

@@ -133,11 +133,8 @@ async def test_the_datums_of_a_pruned_step_have_their_fingerprint(url: str, sess
     (group, _) = await record_steps(url, ENDED)
 
     async def fingerprint(groups: Sequence[RolloutGroup]) -> str:
-        (stored,) = await load_advantages(session, 1, 1)
-        scored = [
-            ScoredGroup(group=one, advantages=stored.advantages, turn_advantages=stored.turn_advantages)
-            for one in groups
-        ]
+        ((of_rollouts, of_turns),) = await load_advantages(session, 1, 1)
+        scored = [ScoredGroup(group=one, advantages=of_rollouts, turn_advantages=of_turns) for one in groups]
         return datums_sha256(build_batch(scored, IMAGE_TOKEN).datums)
 
     await prune(url, keep="none")

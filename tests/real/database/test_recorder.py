@@ -92,9 +92,7 @@ async def test_groups_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -
     rebuilt = await load_groups(session, training.id, 1)
 
     assert rebuilt == [group]
-    (loaded,) = await load_advantages(session, training.id, 1)
-    assert loaded.advantages == advantages_of(group)
-    assert loaded.turn_advantages == turn_advantages_of(group)
+    assert await load_advantages(session, training.id, 1) == [(advantages_of(group), turn_advantages_of(group))]
     rollout = group.rollouts[0]
     of_rollout = select(TurnRow.turn_index, TurnRow.training_logprobs).join(RolloutRow).order_by(TurnRow.turn_index)
     stored = await session.execute(of_rollout.where(RolloutRow.rollout_id == rollout.rollout_id))

@@ -52,7 +52,7 @@ async def test_a_replayed_rollout_is_stored_once_and_its_group_is_rebuilt_with_i
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     assert await load_groups(session, training_id, 2) == [group]
     assert await load_groups(session, training_id, 1) == [EARLIER]
-    assert [one.advantages for one in await load_advantages(session, training_id, 2)] == [(0.0, 1 / 3, 2 / 3, 1.0)]
+    assert [one for one, _ in await load_advantages(session, training_id, 2)] == [(0.0, 1 / 3, 2 / 3, 1.0)]
     assert run_sql(url, "SELECT count(*) FROM replays") == [(1,)]
     copies = f"SELECT count(*) FROM rollouts WHERE rollout_id = '{EARLIER.rollouts[0].rollout_id}'"
     assert run_sql(url, copies) == [(1,)]
@@ -79,8 +79,8 @@ async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     groups, loaded = await load_groups(session, training_id, 2), await load_advantages(session, training_id, 2)
     rebuilt = [
-        ScoredGroup(group=one, advantages=values.advantages, turn_advantages=values.turn_advantages)
-        for one, values in zip(groups, loaded, strict=True)
+        ScoredGroup(group=one, advantages=of_rollouts, turn_advantages=of_turns)
+        for one, (of_rollouts, of_turns) in zip(groups, loaded, strict=True)
     ]
     datums = build_batch(rebuilt, IMAGE_TOKEN).datums
     assert batch.replayed_ids == {EARLIER.rollouts[0].rollout_id}

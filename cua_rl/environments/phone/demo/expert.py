@@ -136,10 +136,10 @@ def _carry_out(operation: Operation, phone: SimulatedPhone) -> Decision:
             from_x, to_x = round(SLIDER_LEFT + slider.level * width), round(SLIDER_LEFT + share * width)
             return Decision(scanned=_labels_up_to(elements, slider), action=_drag(from_x, y, to_x, y, phone.scale))
         case _:
-            return Decision(scanned=(), action=_act(operation, phone))
+            return Decision(scanned=(), action=act(operation, phone))
 
 
-def _act(
+def act(
     operation: TapKey | Hold | SwipeUp | PullShade | TypeText | PressButton | TurnPage | Tell, phone: SimulatedPhone
 ) -> Action | Finish:
     """What to do without looking for an element first."""

@@ -132,6 +132,8 @@ GRADED_TRAINING: tuple[TaskTemplate, ...] = (
     graded.in_open_app("train_186_search_in_open_chrome", "chrome", content.search_web("", _TRAINING)),
     graded.in_open_app("train_187_start_timer_in_open_clock", "clock", apps.start_timer("", _TRAINING)),
     graded.type_number("train_188_type_number"),
+    replace(apps.call_number("train_189_call_long_number", 9), max_turns=15),
+    replace(content.calculate("train_190_calculate_long_sum", "+", 3), max_turns=15),
 )
 GRADED_EVAL: tuple[TaskTemplate, ...] = (
     graded.open_notifications_over_app("eval_86_open_notifications_over_app", _EVAL_APPS),
@@ -151,6 +153,8 @@ GRADED_EVAL: tuple[TaskTemplate, ...] = (
     graded.in_open_app("eval_98_open_website_in_open_chrome", "chrome", content.open_website("", _EVALUATION)),
     graded.in_open_app("eval_99_search_in_open_chrome", "chrome", content.search_web("", _EVALUATION)),
     graded.in_open_app("eval_100_start_timer_in_open_clock", "clock", apps.start_timer("", _EVALUATION)),
+    graded.through_drawer("eval_101_call_number_drawer", "phone", replace(apps.call_number("", 8), max_turns=12)),
+    replace(content.calculate("eval_102_calculate_long_product", "*", 4), max_turns=15),
 )
 """Both add tasks to combinations of category and difficulty that would otherwise have few."""
 
@@ -209,6 +213,7 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
     settings.set_brightness("train_123_set_brightness", _TRAINING_LEVELS),
     settings.join_wifi("train_124_join_wifi", _TRAINING_NETWORKS),
     settings.set_media_volume("train_125_change_media_volume", _TRAINING_LEVELS),
+    graded.through_drawer("train_126_join_wifi_drawer", "settings", settings.join_wifi("", _TRAINING_NETWORKS)),
 )
 
 SYSTEM_EVAL: tuple[TaskTemplate, ...] = (
@@ -237,6 +242,8 @@ SYSTEM_EVAL: tuple[TaskTemplate, ...] = (
         "eval_130_open_wallpaper_settings", "Open the wallpaper settings.", "wallpaper", "wallpaper"
     ),
     settings.open_system_page("eval_131_open_security_settings", "Open the security settings.", "security", "security"),
+    graded.through_drawer("eval_132_uninstall_app_drawer", "settings", system.uninstall_app("", STORE_EVAL)),
+    graded.through_drawer("eval_133_join_wifi_drawer", "settings", settings.join_wifi("", _EVAL_NETWORKS)),
 )
 
 _OPEN_APP_IDS = {

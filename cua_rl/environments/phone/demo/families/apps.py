@@ -65,8 +65,8 @@ def tap_keys(screen: str, keys: str, query: str) -> tuple[Move, ...]:
 
 
 @family(max_turns=10, difficulty="hard", tags=("app_task", "phone"))
-def call_number(random: Random) -> Instance:
-    number = str(random.randrange(10_000, 100_000))
+def call_number(random: Random, num_digits: int = 5) -> Instance:
+    number = str(random.randrange(10 ** (num_digits - 1), 10**num_digits))
     return Instance(
         instruction=f"Call the number {number}.",
         start=start_with("phone"),

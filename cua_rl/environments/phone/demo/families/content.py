@@ -1,5 +1,6 @@
 """Families of tasks about what a phone holds: files, pages of the browser, photos, tracks, sums."""
 
+from math import prod
 from random import Random
 
 from cua_rl.environments.phone.demo.families.apps import Pool, open_from_home, start_with, tap_keys
@@ -145,18 +146,19 @@ def play_track(random: Random, pool: Pool) -> Instance:
 
 
 @family(max_turns=10, category="input", difficulty="hard", tags=("app_task", "question"))
-def calculate(random: Random, operator: str) -> Instance:
+def calculate(random: Random, operator: str, num_numbers: int = 2) -> Instance:
     """Work out a sum or a product with the calculator and say the result."""
-    one, two = random.randrange(11, 100), random.randrange(11, 100) if operator == "+" else random.randrange(3, 10)
-    result = one + two if operator == "+" else one * two
-    sign = "plus" if operator == "+" else "times"
+    more = (random.randrange(11, 100) if operator == "+" else random.randrange(3, 10) for _ in range(num_numbers - 1))
+    numbers = random.randrange(11, 100), *more
+    result = sum(numbers) if operator == "+" else prod(numbers)
+    asked = (" plus " if operator == "+" else " times ").join(map(str, numbers))
     return Instance(
-        instruction=f"Use the calculator: what is {one} {sign} {two}? Answer with the number.",
+        instruction=f"Use the calculator: what is {asked}? Answer with the number.",
         start=start_with("calculator"),
         goal=Goal(query="calculation", expected=str(result), how="told"),
         route=(
             open_from_home("calculator"),
             Move(screen="calculator", operation=Tell(query="calculation"), query="calculation", value=str(result)),
-            *tap_keys("calculator", f"{one}{operator}{two}=", "calculation"),
+            *tap_keys("calculator", f"{operator.join(map(str, numbers))}=", "calculation"),
         ),
     )
