@@ -5,22 +5,20 @@
 trains on random screens of phones, on those that demo tasks lead to (`ladder`), or on web pages in the file SCREENS.
 
 Every image token on an element that can be tapped has three targets: the merger's output should point at the embedding
-of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. On `ladder`'s
-screens the targets of other image tokens are the first three digits that lie on it, if there are any. The language
-model, which reads these features, then only has to learn where to look and what to copy. Without this stage it spends
-most of its training finding out that the image matters at all.
+of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. On screens of
+the `ladder`, other image tokens have the names of up to three digits that lie on them as targets. The language model,
+which reads these features, then only has to learn where to look and what to copy. Without this stage it spends most of
+its training finding out that the image matters at all.
 """
 
 import io
+import string
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from PIL import Image
@@ -33,19 +31,16 @@ from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.environments.phone.demo.expert import scannable_elements
 from cua_rl.environments.phone.simulator import painter
-from cua_rl.environments.phone.simulator.canvas import Canvas, text_width
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import Start, make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.supervised.demonstrations import COORDINATE_STEP
 from cua_rl.training.layers import use_linear_patch_embedding
 from cua_rl.training.vision import read_patches
-from scripts.tiny_models.ladder_lessons import draw_phone_at_work, draw_questions
+from scripts.tiny_models.ladder_lessons import CELL_PX, draw_phone_at_work, draw_questions, find_digits, name_digits
 from scripts.tiny_models.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from scripts.tiny_models.vocabulary import names
 
-_CELL_PX = 32
-"""Side of the square that one image token covers."""
 _SHARPNESS = 16.0
 """Factor from cosine similarities to logits."""
 _UNKNOWN = -100
@@ -70,6 +65,7 @@ def train_grounding(
     processor = Qwen2VLImageProcessor.from_pretrained(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tower, embeddings = model.model.visual, model.model.language_model.embed_tokens.weight.detach()
+    digits = torch.tensor([tokenizer.token_to_id(digit) for digit in string.digits])
     use_linear_patch_embedding(tower)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, num_steps, pct_start=0.1)
@@ -88,6 +84,11 @@ def train_grounding(
         targets = torch.cat([screenshot.targets for screenshot in screenshots], dim=1)
         logits = _SHARPNESS * linear(normalize(features, dim=-1), normalize(embeddings, dim=-1))
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_UNKNOWN)
+        is_digit = torch.isin(targets[0], digits)
+        if is_digit.any():  # few, and hard to read
+            loss = loss + cross_entropy(
+                logits[:, is_digit].flatten(0, 1), targets[:, is_digit].flatten(), ignore_index=_UNKNOWN
+            )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
@@ -97,7 +98,11 @@ def train_grounding(
             known = targets != _UNKNOWN
             right = (logits.argmax(dim=-1) == targets) & known
             name, x, y = (right.sum(dim=1) / known.sum(dim=1)).tolist()
-            print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)
+            read = (right & is_digit).sum() / max(1, (known & is_digit).sum())
+            print(
+                f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f} digits={read:.2f}",
+                flush=True,
+            )
     drawer.shutdown(cancel_futures=True)
     model.save_pretrained(folder)
 
@@ -111,34 +116,14 @@ def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
 
 def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     """A phone on its way through a task, or one that shows what a task asks for."""
-    phone = draw_phone_at_work(random) if random.random() < 0.6 else draw_questions(random)[0]
-    with _recorded_digits() as digits:
-        screenshot = _draw_state(phone.state, tokenizer)
-    width, height = (side // _CELL_PX for side in screenshot.image.size)
-    for (x, y), found in digits.items():
-        if 0 <= x < width and 0 <= y < height and screenshot.targets[0, y * width + x] == _UNKNOWN:
-            for row, digit in enumerate(found[:3]):
-                screenshot.targets[row, y * width + x] = tokenizer.token_to_id(digit)
+    phone = draw_phone_at_work(random) if random.random() < 0.5 else draw_questions(random)[0]
+    screenshot = _draw_state(phone.state, tokenizer)
+    width = screenshot.image.width // CELL_PX
+    for (x, y), digits in find_digits(phone.state).items():
+        if screenshot.targets[0, y * width + x] == _UNKNOWN:
+            for row, number in enumerate(name_digits(digits)):
+                screenshot.targets[row, y * width + x] = tokenizer.token_to_id(number)
     return screenshot
-
-
-@contextmanager
-def _recorded_digits() -> Iterator[dict[tuple[int, int], str]]:
-    """By cell (x, y), the digits that are drawn there in the meantime, from left to right."""
-    draw_text, digits = Canvas.text, dict[tuple[int, int], str]()
-
-    def record(canvas: Canvas, x: float, y: float, text: str, colour: str, **how: Any) -> None:
-        draw_text(canvas, x, y, text, colour, **how)
-        shift = {"l": 0.0, "m": -0.5, "r": -1.0}[how.get("anchor", "lm")[0]]
-        left = x + shift * text_width(text, how["size"])
-        for i, letter in enumerate(text):
-            if letter.isdigit():
-                middle = left + text_width(text[:i], how["size"]) + text_width(letter, how["size"]) / 2
-                cell = int(middle) // _CELL_PX, int(y) // _CELL_PX
-                digits[cell] = digits.get(cell, "") + letter
-
-    with patch.object(Canvas, "text", record):
-        yield digits
 
 
 def _draw_state(state: PhoneState, tokenizer: Tokenizer, known: Collection[str] | None = None) -> _Screenshot:
@@ -151,7 +136,7 @@ def _draw_state(state: PhoneState, tokenizer: Tokenizer, known: Collection[str] 
     return _with_targets(painter.draw_phone(state, 1).convert("RGB"), boxes, tokenizer, COORDINATE_STEP)
 
 
-def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) -> _Draw:
+def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = CELL_PX) -> _Draw:
     """Random choices of screens of web pages, at the size at which the model sees them."""
 
     def draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
@@ -176,9 +161,9 @@ def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: T
     """
     width, height = image.size
     targets: list[tuple[int, ...]] = []
-    for cell in ((x, y) for y in range(0, height, _CELL_PX) for x in range(0, width, _CELL_PX)):
+    for cell in ((x, y) for y in range(0, height, CELL_PX) for x in range(0, width, CELL_PX)):
         best = max(boxes, key=lambda box: _overlap(cell, box))
-        if _overlap(cell, best) < min(_CELL_PX**2 / 4, best.width * best.height / 2):
+        if _overlap(cell, best) < min(CELL_PX**2 / 4, best.width * best.height / 2):
             targets.append((_UNKNOWN, _UNKNOWN, _UNKNOWN))
             continue
         x, y = best.x + best.width / 2, best.y + best.height / 2
@@ -198,8 +183,8 @@ def _coordinate(position: float, length: int, step: int) -> str:
 
 def _overlap(cell: tuple[int, int], box: LabelledBox) -> float:
     x, y = cell
-    width = min(x + _CELL_PX, box.x + box.width) - max(x, box.x)
-    height = min(y + _CELL_PX, box.y + box.height) - max(y, box.y)
+    width = min(x + CELL_PX, box.x + box.width) - max(x, box.x)
+    height = min(y + CELL_PX, box.y + box.height) - max(y, box.y)
     return max(0.0, width) * max(0.0, height)
 
 

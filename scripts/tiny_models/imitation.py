@@ -39,13 +39,22 @@ async def imitate(
     learning_rate: Callable[[int], float],
     evaluate: Callable[[TrainingClient], Coroutine[Any, Any, str]],
     is_evaluated: Callable[[int], bool],
+    lora_rank: int = 0,
 ) -> None:
     """Let the model in `start` imitate an expert, print progress, and save it to `output_path` at every evaluation.
 
-    The next step's lessons are drawn while the trainer works on this one. `is_evaluated` gets the number of steps done;
-    the last step is evaluated in any case.
+    With a `lora_rank`, only the language model learns, and `output_path` gets its adapter. The next step's lessons are
+    drawn while the trainer works on this one. `is_evaluated` gets the number of steps done; the last step is evaluated
+    in any case.
     """
-    trainer_config = TrainerConfig(model_path=start, lora_rank=0, dtype="float32", seed=seed, num_threads=num_threads)
+    trainer_config = TrainerConfig(
+        model_path=start,
+        lora_rank=lora_rank,
+        lora_alpha=max(1, 2 * lora_rank),
+        dtype="float32",
+        seed=seed,
+        num_threads=num_threads,
+    )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cua_rl_imitation_") as scratch:
         async with (

@@ -5,21 +5,26 @@ None shares its texts, names or apps with the tasks of evaluation; what only tho
 
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import accumulate, product
+from functools import cache, lru_cache, partial
+from itertools import accumulate, chain, product
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 from cua_rl.environments.phone.demo.expert import ImperfectExpert, act, decide, find_operation, scannable_elements, seek
 from cua_rl.environments.phone.demo.families import apps, content, graded, launcher, settings, system
 from cua_rl.environments.phone.demo.template import Hold, SlideTo, TapKey, TapOn, TaskTemplate, Tell
 from cua_rl.environments.phone.demo.templates import DEMO_TRAINING, STORE_TRAINING
 from cua_rl.environments.phone.simulator import catalog
+from cua_rl.environments.phone.simulator.canvas import Canvas, text_width
 from cua_rl.environments.phone.simulator.device import SimulatedPhone, perform, take_screenshot
+from cua_rl.environments.phone.simulator.painter import draw_phone
 from cua_rl.environments.phone.simulator.queries import read_query
 from cua_rl.environments.phone.simulator.screens import build_screen
 from cua_rl.environments.phone.simulator.start import make_phone_state
+from cua_rl.environments.phone.simulator.state import PhoneState
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.demonstrations import Demonstration, build_answer, demonstrate
 from cua_rl.tasks.expert import Decision
@@ -46,6 +51,10 @@ _LEVELS = tuple(percent for percent in range(10, 95, 5) if percent not in (25, 3
 _ANSWER = "Answer"
 """What the expert names where it tells something."""
 _COUNTS = ("num_photos", "notification_count")
+CELL_PX = 32
+"""Side of the square that one image token covers."""
+_DIGIT_NUMBERS = (1, 0), (100, 25), (100, 75)
+"""Factor and offset of the numbers that stand for the first, second and third digit on an image token."""
 _TURN = re.compile(r"<think>\n(?P<target>[^\n]*?):(?P<seen>[^\n]*)(?P<rest>\n</think>.*?\}\})", re.DOTALL)
 _PLACE = re.compile(r"(?<=\[).*?\}\}", re.DOTALL)
 
@@ -76,7 +85,8 @@ def name_target(template: TaskTemplate, phone: SimulatedPhone) -> Decision:
     """The expert's next turn; it names its target first, then what it sees, up to the target if that shows."""
     decision, operation = decide(template, phone), find_operation(template, phone)
     if isinstance(operation, Tell):
-        return _read(read_query(phone.state, operation.query), is_count=operation.query in _COUNTS)
+        answer = read_query(phone.state, operation.query)
+        return _count(answer) if operation.query in _COUNTS else _read(answer, phone.state)
     seeks = isinstance(operation, TapOn | TapKey | Hold | SlideTo) and operation.label
     return _look_for(seeks, decision) if seeks else decision
 
@@ -87,10 +97,53 @@ def _look_for(label: str, decision: Decision) -> Decision:
     return replace(decision, scanned=(f"{label}:", *seen))
 
 
-def _read(answer: str, *, is_count: bool = False) -> Decision:
-    """Each digit of the answer, or each of the things to count, and then the answer."""
-    parts = map(str, range(1, int(answer) + 1)) if is_count else filter(str.isdigit, answer)
-    return Decision(scanned=(f"{_ANSWER}:", *parts), action=Finish(success_claimed=True, answer=answer))
+def _count(answer: str) -> Decision:
+    """Number the things to count, and answer with the last number."""
+    return _tell(answer, map(str, range(1, int(answer) + 1)))
+
+
+def _read(answer: str, state: PhoneState) -> Decision:
+    """Name the answer's digits as they lie on image tokens, then answer with them."""
+    digits, found = "".join(filter(str.isdigit, answer)), find_digits(state)
+    for x, y in found:
+        run = list(accumulate(found.get((right, y), "") for right in range(x, catalog.WIDTH // CELL_PX)))
+        if digits in run:
+            cells = (found.get((right, y), "") for right in range(x, x + run.index(digits) + 1))
+            return _tell(answer, chain.from_iterable(map(name_digits, cells)))
+    raise AssertionError(f"expected {answer!r} on the screen {state.screen}, got {found}")
+
+
+def _tell(answer: str, parts: Iterable[str]) -> Decision:
+    # without spaces, each number is a token: " 1" is one, too, and " 125" would be two
+    return Decision(scanned=(f"{_ANSWER}:{','.join(parts)}",), action=Finish(success_claimed=True, answer=answer))
+
+
+def name_digits(digits: str) -> list[str]:
+    """The names of digits on one image token, at most three: the token's features are copied, not worked out."""
+    return [str(factor * int(digit) + offset) for digit, (factor, offset) in zip(digits, _DIGIT_NUMBERS, strict=False)]
+
+
+@lru_cache(maxsize=8)
+def find_digits(state: PhoneState) -> dict[tuple[int, int], str]:
+    """By image token (x, y), the digits drawn there, from left to right; a fourth one goes to the next token."""
+    draw_text, digits = Canvas.text, dict[tuple[int, int], str]()
+
+    def record(canvas: Canvas, x: float, y: float, text: str, colour: str, **how: Any) -> None:
+        draw_text(canvas, x, y, text, colour, **how)
+        shift = {"l": 0.0, "m": -0.5, "r": -1.0}[how.get("anchor", "lm")[0]]
+        left = x + shift * text_width(text, how["size"])
+        for i, letter in enumerate(text):
+            middle = left + text_width(text[:i], how["size"]) + text_width(letter, how["size"]) / 2
+            if letter.isdigit() and 0 <= middle < catalog.WIDTH and 0 <= y < catalog.HEIGHT:
+                cell = int(middle) // CELL_PX, int(y) // CELL_PX
+                digits[cell] = digits.get(cell, "") + letter
+
+    with patch.object(Canvas, "text", record):
+        draw_phone(state, 1)
+    for (x, y), drawn in list(digits.items()):
+        if len(drawn) > len(_DIGIT_NUMBERS) and (x + 1, y) not in digits:
+            digits[x, y], digits[x + 1, y] = drawn[: len(_DIGIT_NUMBERS)], drawn[len(_DIGIT_NUMBERS) :]
+    return digits
 
 
 def without_sight(datum: Datum, renderer: Renderer) -> Datum:
@@ -135,15 +188,20 @@ def draw_questions(random: Random) -> tuple[SimulatedPhone, list[tuple[str, Deci
     instance = template.instance(seed)
     phone = SimulatedPhone(make_phone_state(seed, instance.start))
     while not isinstance(find_operation(template, phone), Tell):
-        phone.state = perform(phone.state, decide(template, phone).action, phone.scale)
+        action = decide(template, phone).action
+        if isinstance(action, Finish):
+            return draw_questions(random)
+        phone.state = perform(phone.state, action, phone.scale)
     asked = {instance.instruction: name_target(template, phone)}
     if phone.state.screen == "calculator":
         phone.state = replace(phone.state, calculation=_draw_numbers(random, 1))
-        asked = {"What does the calculator show? Answer with the number.": _read(phone.state.calculation)}
-        for key in random.sample("0123456789+*=", 4):
+        shown = _read(phone.state.calculation, phone.state)
+        asked = {"What does the calculator show? Answer with the number.": shown}
+        for key in random.sample("0123456789+*=", 2):
             asked[f"Tap {key}."] = _look_for(key, Decision(scanned=(), action=act(TapKey(label=key), phone)))
-    asked["What time is it?"] = _read(phone.state.clock)
-    asked["What is the battery level in percent? Answer with the number."] = _read(str(phone.state.battery_pct))
+    if random.random() < 0.25:
+        battery = _read(str(phone.state.battery_pct), phone.state)
+        asked["What is the battery level in percent? Answer with the number."] = battery
     return phone, list(asked.items())
 
 
@@ -152,7 +210,8 @@ async def draw_copies(random: Random) -> Demonstration:
     wanted: list[tuple[str, Decision]] = []
     for _ in range(_NUM_TO_COPY):
         if random.random() < 0.3:
-            wanted.append(("What is the number?", _read(_draw_numbers(random, 1))))
+            cells = [_draw_numbers(random, 1)[:3] for _ in range(random.randint(1, 3))]
+            wanted.append(("What is the number?", _tell("".join(cells), chain.from_iterable(map(name_digits, cells)))))
             continue
         verbs = random.choice((_VERBS_TO_TAP, _VERBS_TO_TAP, _VERBS_TO_TYPE))
         if verbs is _VERBS_TO_TAP and random.random() < 0.6:

@@ -9,6 +9,7 @@ import pytest
 
 from cua_rl.agent.tools import MOBILE_USE
 from cua_rl.environments.phone.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
@@ -20,6 +21,8 @@ from scripts.tiny_models.ladder_lessons import (
     draw_questions,
     draw_reading,
     draw_search,
+    find_digits,
+    name_digits,
     other_templates,
     without_sight,
 )
@@ -67,7 +70,7 @@ async def test_a_lesson_without_screenshots_trains_names_of_targets_but_neither_
         ("Sound: Wi-Fi Battery", "Sound:|]}}"),
         ("Zorbi: Wi-Fi Z", "Zorbi:|</think>|click|]}}"),
         ("Enter:", "Enter:|]}}"),
-        ("Answer: 2 5 0", "Answer:|click|]}}"),
+        ("Answer:2,525,75", "Answer:|click|]}}"),
     ],
 )
 def test_without_sight_a_scan_that_ends_at_its_target_is_followed_by_a_tap(scan: str, trained: str) -> None:
@@ -103,19 +106,30 @@ async def test_elements_are_sought_on_a_screen_that_does_not_change() -> None:
         assert longer.startswith(shorter)
 
 
-async def test_readings_spell_what_the_screen_shows_and_answer_with_it() -> None:
+async def test_readings_name_the_digits_that_the_screen_shows_and_answer_with_them() -> None:
     seen: set[str] = set()
     for seed in range(50):
-        lesson, (phone, _) = await draw_reading(Random(seed)), draw_questions(Random(seed))
+        lesson, (phone, questions) = await draw_reading(Random(seed)), draw_questions(Random(seed))
         seen.add(phone.state.screen.partition(":")[0])
         thoughts = [item.text for item in lesson.items if isinstance(item, Reasoning)]
         calls = [json.loads(item.arguments) for item in lesson.items if isinstance(item, ToolCall)]
         told = {call["text"]: thought for call, thought in zip(calls, thoughts, strict=True) if "text" in call}
-        assert {phone.state.clock, str(phone.state.battery_pct)} <= set(told)
+        assert len(calls) == len(questions)
         for answer, thought in told.items():
-            counted = " ".join(str(number) for number in range(1, int(answer) + 1)) if answer.isdigit() else None
-            assert thought in (f"Answer: {' '.join(filter(str.isdigit, answer))}", f"Answer: {counted}")
+            name, _, named = thought.partition(":")
+            numbers = named.split(",")
+            read = "".join(number if len(number) == 1 else str(int(number) // 100) for number in numbers)
+            counted = [str(number) for number in range(1, len(numbers) + 1)]
+            assert name == "Answer"
+            assert read == "".join(filter(str.isdigit, answer)) or (numbers == counted and counted[-1:] == [answer])
     assert seen == {"home", "gallery", "calculator", "contacts/person", "settings/app_storage", "notifications"}
+
+
+def test_digits_are_found_on_their_image_tokens_and_a_fourth_on_the_next() -> None:
+    state = replace(make_phone_state(3), battery_pct=47, minute_of_day=12 * 60 + 58)
+
+    assert find_digits(state) == {(0, 0): "125", (1, 0): "8", (5, 0): "47"}
+    assert [name_digits(digits) for digits in find_digits(state).values()] == [["1", "225", "575"], ["4", "725"], ["8"]]
 
 
 async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None:
