@@ -122,7 +122,7 @@ def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     for (x, y), digits in find_digits(phone.state).items():
         if screenshot.targets[0, y * width + x] == _UNKNOWN:
             for row, number in enumerate(name_digits(digits)):
-                screenshot.targets[row, y * width + x] = tokenizer.token_to_id(number)
+                screenshot.targets[row, y * width + x] = tokenizer.encode(number, add_special_tokens=False).ids[0]
     return screenshot
 
 
