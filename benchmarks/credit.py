@@ -122,6 +122,18 @@ def cost_figure(arm: str, seed: int, steps: list[dict[str, Any]], groups: list[R
     }
 
 
+def require_arm(arm: str, num_steps: int, steps: list[dict[str, Any]], compared: float) -> None:
+    """Refuse figures of an arm that did not do what it is named for; `compared` is its share of `companions`."""
+    has_branches, has_milestones = "branching.num_siblings=1" in ARMS[arm], MILESTONES in ARMS[arm]
+    require(
+        f"the arm {arm}",
+        steps=(num_steps, len(steps)),
+        branches=(has_branches, any(step.get("rollout/shared_turns", 0.0) > 0 for step in steps)),
+        milestones=(has_milestones, any(step.get("reward/parts/milestones", 0.0) > 0 for step in steps)),
+        compares_states=(True, compared > 0 or "advantages=state_groups" not in ARMS[arm]),
+    )
+
+
 def interval(values: list[float]) -> list[float] | None:
     """95 % interval of the mean over seeds; None for a single one."""
     if len(values) < 2:
@@ -151,8 +163,8 @@ def main(arguments: argparse.Namespace) -> None:
             options = (f"tasks={arguments.tasks}", f"seed={seed}", *ARMS[arm], *arguments.settings)
             folder = arguments.folder.absolute() / f"{arm}-seed{seed}"
             found[arm] = run(folder, arguments.steps, *options)
-            require(f"the arm {arm}", steps=(arguments.steps, len(found[arm])))
             groups = asyncio.run(first_groups(folder))
+            require_arm(arm, arguments.steps, found[arm], companions(groups))
             print(json.dumps(cost_figure(arm, seed, found[arm], groups)), flush=True)
         for arm, steps in found.items():
             line: dict[str, object] = {"figure": "credit", "arm": arm, "seed": seed}

@@ -55,6 +55,12 @@ def figure(arm: str, seed: int, steps: list[dict[str, Any]]) -> dict[str, object
     }
 
 
+def require_arm(arm: str, num_steps: int, steps: list[dict[str, Any]]) -> None:
+    """Refuse figures of a run whose data was on-policy throughout: all losses are the same there."""
+    off_policy = any(step["policy/ratio_p99"] > 1.01 for step in steps)
+    require(f"the arm {arm}", steps=(num_steps, len(steps)), off_policy=(True, off_policy))
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Run every arm seed by seed, then print the table."""
     arms, seeds = arguments.arms.split(","), [int(word) for word in arguments.seeds.split(",")]
@@ -63,7 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
         for arm in arms:
             folder = arguments.folder.absolute() / f"{arm}-seed{seed}"
             steps = run(folder, arguments.steps, f"seed={seed}", *ARMS[arm], *arguments.settings)
-            require(f"the arm {arm}", steps=(arguments.steps, len(steps)))
+            require_arm(arm, arguments.steps, steps)
             reached[arm].append(success(steps))
             print(json.dumps(figure(arm, seed, steps)), flush=True)
     for arm in arms:

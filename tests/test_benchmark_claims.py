@@ -12,7 +12,16 @@ from functools import partial
 import httpx
 import pytest
 
-from benchmarks import async_against_sync, curriculum, given_rollouts, monitor_api, monitor_memory, random_agent
+from benchmarks import (
+    async_against_sync,
+    credit,
+    curriculum,
+    given_rollouts,
+    monitor_api,
+    monitor_memory,
+    random_agent,
+    trust_regions,
+)
 from benchmarks.browser import require_clicks
 from benchmarks.claims import require
 from benchmarks.controller_load import Turns, require_turns
@@ -75,6 +84,14 @@ def arm(name: str, *steps: Mapping[str, float]) -> Callable[[], None]:
     return partial(curriculum.require_arm, name, 2, [{**ARM, **step} for step in steps])
 
 
+def credit_arm(name: str, step: Mapping[str, float], compared: float = 0.0) -> Callable[[], None]:
+    return partial(credit.require_arm, name, 1, [dict(step)], compared)
+
+
+def trust_region(*ratios: float) -> Callable[[], None]:
+    return partial(trust_regions.require_arm, "ppo", 2, [{"policy/ratio_p99": ratio} for ratio in ratios])
+
+
 def answer(route: str, body: object) -> Callable[[], None]:
     return partial(monitor_api.require_content, route, httpx.Response(200, json=body))
 
@@ -97,6 +114,11 @@ def answer(route: str, body: object) -> Callable[[], None]:
         arm("plain", {}, {}),
         arm("refill", {}, {"curriculum/num_sampled_groups": 20.0}),
         arm("replay", {}, {"replay/num_rollouts": 3.0}),
+        credit_arm("rollout", {}),
+        credit_arm("state_groups", {}, 0.4),
+        credit_arm("turn_returns", {"reward/parts/milestones": 0.1}),
+        credit_arm("branches", {"rollout/shared_turns": 7.0}),
+        trust_region(1.0, 1.2),
         answer("runs", [1]),
         answer("rollouts", {"items": [1]}),
         answer("set, summary", {"num_rollouts": 1, "tasks": []}),
@@ -165,6 +187,12 @@ def test_what_happened_as_it_should_may_be_measured(check: Callable[[], None]) -
         (arm("plain", {}, {"replay/num_rollouts": 3.0}), "replays: expected False, got True"),
         (arm("replay", {}, {}), "replays: expected True, got False"),
         (arm("refill", {}, {}), "refills: expected True, got False"),
+        (credit_arm("rollout", {"rollout/shared_turns": 7.0}), "branches: expected False, got True"),
+        (credit_arm("branches", {}), "branches: expected True, got False"),
+        (credit_arm("state_groups", {}), "compares states"),
+        (credit_arm("turn_returns", {}), "milestones: expected True, got False"),
+        (trust_region(1.0, 1.0), "off policy: expected True, got False"),
+        (trust_region(1.2), "steps: expected 2, got 1"),
         (answer("runs", []), "has content"),
         (answer("rollouts", {"items": []}), "has content"),
     ],
@@ -204,3 +232,26 @@ def test_screenshots_of_far_phones_are_whole_pngs_of_their_size_and_unlike_each_
         at += 12 + length
     assert (kinds[0], kinds[-1]) == (b"IHDR", b"IEND")
     assert chunk(b"").endswith(zlib.crc32(b"noIs").to_bytes(4))
+
+
+def test_success_is_read_at_equal_turns_of_devices_and_turns_shared_with_a_parent_count_once() -> None:
+    plain = {"rollout/num_turns/mean": 5.0, "rollout/num_rollouts": 8.0, "curriculum/num_sampled_groups": 1.0}
+    steps = [plain | {"reward/success_rate": rate, "rollout/shared_turns": 10.0} for rate in (0.0, 0.5, 1.0)]
+
+    assert credit.num_turns(plain) == 40
+    assert credit.num_turns(steps[0]) == 30
+    # the third step would exceed the budget
+    assert credit.success_within(steps, credit.num_turns, 89) == 0.25
+    assert credit.success_within(steps, credit.num_turns, 90) == 0.5
+
+
+def test_arms_are_compared_seed_by_seed() -> None:
+    # differences 0.1, 0.2 and 0.3: mean 0.2, standard error 0.1 / sqrt(3), Student's 4.303
+    figure = credit.against_first("b", "rate", {"a": [0.1, 0.4, 0.7], "b": [0.2, 0.6, 1.0]})
+
+    assert figure == {
+        "rate": 0.6,
+        "rate_interval": [-0.394, 1.594],
+        "rate_difference": 0.2,
+        "rate_difference_interval": [-0.048, 0.448],
+    }
