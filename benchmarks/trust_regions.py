@@ -40,16 +40,17 @@ def success(steps: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def figure(arm: str, seed: int, steps: list[dict[str, Any]]) -> dict[str, object]:
-    """What one run reached, and how far off-policy it was."""
+    """What one run reached, and how far off-policy the steps were that trained something."""
+    trained = [step for step in steps if "policy/ratio_p99" in step]
     return {
         "figure": "trust_region",
         "arm": arm,
         "seed": seed,
         **{name: round(rate, 3) for name, rate in success(steps).items()},
-        "clip_frac": round(fmean(step.get("policy/clip_frac", 0.0) for step in steps), 4),
-        "ratio_p99": round(fmean(step["policy/ratio_p99"] for step in steps), 3),
-        "ess_frac": round(min(step["policy/ess_frac"] for step in steps), 3),
-        "entropy": round(steps[-1]["policy/entropy"], 3),
+        "clip_frac": round(fmean(step.get("policy/clip_frac", 0.0) for step in trained), 4),
+        "ratio_p99": round(fmean(step["policy/ratio_p99"] for step in trained), 3),
+        "ess_frac": round(min(step["policy/ess_frac"] for step in trained), 3),
+        "entropy": round(trained[-1]["policy/entropy"], 3),
         "parse_failure_frac": round(max(step["rollout/parse_failure_frac"] for step in steps), 3),
         "seconds": round(sum(step["time/step_s"] for step in steps)),
     }
@@ -57,7 +58,7 @@ def figure(arm: str, seed: int, steps: list[dict[str, Any]]) -> dict[str, object
 
 def require_arm(arm: str, num_steps: int, steps: list[dict[str, Any]]) -> None:
     """Refuse figures of a run whose data was on-policy throughout: all losses are the same there."""
-    off_policy = any(step["policy/ratio_p99"] > 1.01 for step in steps)
+    off_policy = any(step.get("policy/ratio_p99", 1.0) > 1.01 for step in steps)
     require(f"the arm {arm}", steps=(num_steps, len(steps)), off_policy=(True, off_policy))
 
 

@@ -89,7 +89,8 @@ def credit_arm(name: str, step: Mapping[str, float], compared: float = 0.0) -> C
 
 
 def trust_region(*ratios: float) -> Callable[[], None]:
-    return partial(trust_regions.require_arm, "ppo", 2, [{"policy/ratio_p99": ratio} for ratio in ratios])
+    steps = [{"policy/ratio_p99": ratio} if ratio else {} for ratio in ratios]  # without: all groups were constant
+    return partial(trust_regions.require_arm, "ppo", 2, steps)
 
 
 def answer(route: str, body: object) -> Callable[[], None]:
@@ -118,7 +119,7 @@ def answer(route: str, body: object) -> Callable[[], None]:
         credit_arm("state_groups", {}, 0.4),
         credit_arm("turn_returns", {"reward/parts/milestones": 0.1}),
         credit_arm("branches", {"rollout/shared_turns": 7.0}),
-        trust_region(1.0, 1.2),
+        trust_region(1.2, 0.0),
         answer("runs", [1]),
         answer("rollouts", {"items": [1]}),
         answer("set, summary", {"num_rollouts": 1, "tasks": []}),
