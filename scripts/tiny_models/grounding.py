@@ -12,7 +12,6 @@ its training finding out that the image matters at all.
 """
 
 import io
-import string
 import sys
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,9 @@ _UNKNOWN = -100
 class _Screenshot:
     image: Image.Image
     targets: Tensor
-    """[3, num_image_tokens]: ids of name, x and y; _UNKNOWN where nothing can be tapped."""
+    """[3, num_image_tokens]: ids of name, x and y, or of up to three digits; _UNKNOWN where there is neither."""
+    is_digit: Tensor
+    """[num_image_tokens]: whether the targets are digits."""
 
 
 _Draw = Callable[[Random, Tokenizer], _Screenshot]
@@ -65,7 +66,6 @@ def train_grounding(
     processor = Qwen2VLImageProcessor.from_pretrained(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tower, embeddings = model.model.visual, model.model.language_model.embed_tokens.weight.detach()
-    digits = torch.tensor([tokenizer.token_to_id(digit) for digit in string.digits])
     use_linear_patch_embedding(tower)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, num_steps, pct_start=0.1)
@@ -84,7 +84,7 @@ def train_grounding(
         targets = torch.cat([screenshot.targets for screenshot in screenshots], dim=1)
         logits = _SHARPNESS * linear(normalize(features, dim=-1), normalize(embeddings, dim=-1))
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_UNKNOWN)
-        is_digit = torch.isin(targets[0], digits)
+        is_digit = torch.cat([screenshot.is_digit for screenshot in screenshots])
         if is_digit.any():  # few, and hard to read
             loss = loss + cross_entropy(
                 logits[:, is_digit].flatten(0, 1), targets[:, is_digit].flatten(), ignore_index=_UNKNOWN
@@ -121,6 +121,7 @@ def draw_ladder_screen(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     width = screenshot.image.width // CELL_PX
     for (x, y), digits in find_digits(phone.state).items():
         if screenshot.targets[0, y * width + x] == _UNKNOWN:
+            screenshot.is_digit[y * width + x] = True
             for row, number in enumerate(name_digits(digits)):
                 screenshot.targets[row, y * width + x] = tokenizer.encode(number, add_special_tokens=False).ids[0]
     return screenshot
@@ -169,7 +170,9 @@ def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: T
         x, y = best.x + best.width / 2, best.y + best.height / 2
         texts = (_first_piece(best.label, tokenizer), _coordinate(x, width, step), _coordinate(y, height, step))
         targets.append(tuple(tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts))
-    return _Screenshot(image=image, targets=torch.tensor(targets).T)
+    return _Screenshot(
+        image=image, targets=torch.tensor(targets).T, is_digit=torch.zeros(len(targets), dtype=torch.bool)
+    )
 
 
 def _first_piece(label: str, tokenizer: Tokenizer) -> str:
