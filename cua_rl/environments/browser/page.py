@@ -5,10 +5,10 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from pybase64 import b64decode
 
@@ -73,6 +73,7 @@ class BrowserPage:
         self.blocked_hosts = Counter[str]()
         self.num_uses = 0
         self.is_broken = False
+        self._is_copying = False  # also afterwards, if this failed: its site may still be at work
         self.site: PageSite | None = None
         self.watch: Callable[[], Awaitable[None]] | None = None
         self._mouse: tuple[int, int] | None = None
@@ -152,15 +153,21 @@ class BrowserPage:
     async def snapshot(self) -> Snapshot:
         """See `CopiedDevice`; raises `DeviceError` unless its site can be copied."""
         site = self._copied_site()
-        document = mapping(await self.evaluate(READ, site.url.removesuffix("/")))
+        address = site.url.removesuffix("/")
+        document = mapping(await self.evaluate(READ, address))
         async with self._operation("read the history"):
             history = await self._send("Page.getNavigationHistory", {})
             cookies = [dict(cookie) for cookie in await self._page.context.cookies()]
         visited = [str(entry["url"]) for entry in history["entries"]]
         is_blank = visited[0] == "about:blank"  # as every page begins
+        self._is_copying = True
+        state_of_site = await site.snapshot()
+        self._is_copying = False
         state = PageState(
-            site=await site.snapshot(),
-            addresses=tuple(url.removeprefix(site.url) for url in visited[is_blank:]),
+            site=state_of_site,
+            addresses=tuple(
+                url.removeprefix(address) if url.startswith(site.url) else url for url in visited[is_blank:]
+            ),
             place=int(history["currentIndex"]) - is_blank,
             cookies=tuple(cookies),
             document=document,
@@ -171,32 +178,42 @@ class BrowserPage:
     async def restore(self, state: PageState) -> None:
         """Become a copy of another page; raises `DeviceError` if this one, or its site, is then not alike."""
         site = self._copied_site()
-        await site.restore(state.site)
-        async with self._operation("set cookies"):
-            await self._page.context.add_cookies(cast("list[Any]", list(state.cookies)))
-        for address in state.addresses:
-            await self.open_page(urljoin(site.url, address))
+        address, self._is_copying = site.url.removesuffix("/"), True
+        await self._restore_site(site, state)
+        for visited in state.addresses:
+            await self.open_page(f"{address}{visited}" if visited.startswith("/") else visited)
         async with self._operation("go back in the history"):
             for _ in range(len(state.addresses) - 1 - state.place):
                 await self._page.go_back(wait_until="load")
-        if state.document["local"] or state.document["session"]:
+        document = mapping(await self.evaluate(READ, address))
+        if any(document[part] != state.document[part] for part in ("html", "local", "session")):
+            await self._restore_site(site, state)  # loading changed both
             await self.evaluate(STORE, state.document)
             async with self._operation("load the page again"):
                 await self._page.reload(wait_until="load")
-        await site.restore(state.site)  # loading may have changed it
+        await self._restore_site(site, state)
         if not state.document["ring"]:
-            await self._press(state.document["focus"])
+            await self._press(state.document)
         ended_at, document = time.monotonic() + self.settings.settle_timeout_s, mapping(None)
         while document != state.document and time.monotonic() < ended_at:  # what is shown may be on its way
             if state.mouse is not None:
                 await self.execute(MoveMouse(x=state.mouse[0], y=state.mouse[1]))
             await self.evaluate(FILL, state.document)
-            document = mapping(await self.evaluate(READ, site.url.removesuffix("/")))
+            document = mapping(await self.evaluate(READ, address))
         state.require_same(document, self.device_id)
+        await self._restore_site(site, state)  # and so may what hears of the focus and of the mouse
+        self._is_copying = False
 
-    async def _press(self, focus: object) -> None:
+    async def _restore_site(self, site: CopiedSite, state: PageState) -> None:
+        """Set what is not in the page: the site's own state, and cookies."""
+        await site.restore(state.site)
+        async with self._operation("set cookies"):
+            await self._page.context.clear_cookies()
+            await self._page.context.add_cookies(cast("list[Any]", list(state.cookies)))
+
+    async def _press(self, document: Mapping[str, object]) -> None:
         """Give an element the focus as a mouse does, of which it does not hear."""
-        if point := sequence(await self.evaluate(AIM, focus)):
+        if point := sequence(await self.evaluate(AIM, document)):
             async with self._operation("press for the focus"):
                 await self._page.mouse.click(*cast("list[float]", list(point)))
             await self.evaluate(RELEASE)
@@ -237,7 +254,7 @@ class BrowserPage:
             is_clean = False
             try:
                 await self._give_back(self)
-                is_clean = not self.is_broken
+                is_clean = not (self.is_broken or self._is_copying)
             finally:
                 if site is not None:
                     await site.release(is_clean=is_clean)

@@ -49,13 +49,14 @@ FILL = """
 
 
 AIM = """
-focus => {
+({ focus, scroll }) => {
   const active = document.querySelectorAll('*')[focus];
   if (!active || active === document.activeElement || active === document.body) return null;
   const hold = event => {
     event.stopImmediatePropagation();
     if (event.type === 'click') event.preventDefault();
   };
+  scrollTo(...scroll);
   globalThis.cuaHeld = new AbortController();
   const kinds = ['down', 'up', 'move', 'over', 'enter'];
   for (const name of ['click', ...kinds.flatMap(kind => ['pointer' + kind, 'mouse' + kind])])
@@ -77,7 +78,7 @@ RELEASE = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageState:
-    """A page and its site. Addresses are those of its history, without the site's own beginning."""
+    """A page and its site. Addresses are those of its history; those of the site begin with the slash of their path."""
 
     site: bytes
     addresses: tuple[str, ...]

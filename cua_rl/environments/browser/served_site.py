@@ -80,9 +80,11 @@ class ServedSite:
         """See `CopiedSite`."""
         if self.program.snapshot is None:
             raise DeviceError(f"expected a site with snapshot and restore, got {self.program.command!r} without them")
+        self.require_running()
         state = await self._do(self.program.snapshot)
         if not 0 < len(state) <= MAX_RESULT_BYTES:
-            raise DeviceError(
+            kind = UnusableError if state else DeviceError  # it may have grown by what the policy did
+            raise kind(
                 f"expected 1 to {MAX_RESULT_BYTES:,} bytes of state from {self.program.snapshot!r}, got {len(state):,}"
             )
         return state

@@ -6,8 +6,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import httpx
 import pytest
@@ -69,6 +71,42 @@ else:
 """
 
 
+MOVING = """
+import http.server, json, sys, urllib.parse
+from http.cookies import SimpleCookie
+
+notes = []
+TALL = "<div style='height: 1500px'>tall</div>"
+FIELDS = "<input id=name onfocus='fetch(`/note`, {method: `POST`})'><button>Go</button>"
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *of): pass
+    def answer(self, body, *headers):
+        self.send_response(200)
+        for name, value in (("Content-Length", str(len(body))), ("Content-Type", "text/html"), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        if self.path == "/state":
+            return self.answer(json.dumps(notes).encode())
+        cookie = SimpleCookie(self.headers.get("Cookie", ""))
+        number = int(cookie["cart"].value) if "cart" in cookie else 0
+        added = [("Set-Cookie", f"cart={number + 1}")] if self.path.startswith("/add") else []
+        body = {"/tall": TALL + FIELDS, "/cart": f"<p>cart {number}</p>"}.get(self.path, f"<p>{self.path}</p>" + FIELDS)
+        self.answer(body.encode(), *added)
+    def do_PUT(self):
+        notes[:] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(b"")
+    def do_POST(self):
+        notes.append(len(notes))
+        self.answer(b"")
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that every user can read, with a program that is a world, and one that saves and loads it."""
@@ -77,6 +115,7 @@ def folder() -> Iterator[Path]:
         folder.chmod(0o755)
         (folder / "world.py").write_text(WORLD)
         (folder / "state.py").write_text(BY_COMMAND)
+        (folder / "moving.py").write_text(MOVING)
         yield folder
 
 
@@ -218,3 +257,58 @@ async def test_a_page_that_keeps_something_to_itself_is_no_copy_but_a_fault(shop
             await backend.make(task.device_request(snapshot=snapshot))
         await page.close()
     assert site_servers(shop) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "click"),
+    [
+        (["/add?item=2", "/cart"], None),  # a cookie that loading the history changes again
+        (["/Special:Search?q=1", "//evil.example/x", "/cart"], None),
+        (["/one"], "#name"),  # the server hears of the focus
+        (["/tall"], "button"),  # below what shows at first, and a press gives it a focus without a ring
+    ],
+)
+async def test_a_copy_has_what_history_focus_and_mouse_change_again(
+    folder: Path, way: list[str], click: str | None
+) -> None:
+    sources: dict[str, object] = {
+        "source_type": "page",
+        "pages": [
+            {"task_id": "moving", "instruction": "Look.", "check": {"query": "title", "expected": ""}, "url": "/"}
+        ],
+        "site_command": f"{sys.executable} {folder}/moving.py {{port}}",
+        "reset": "PUT /state",
+        "snapshot": "GET /state",
+        "restore": "PUT /state",
+    }
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        original = await backend.make(task.device_request())
+        assert isinstance(original, BrowserPage)
+        assert original.site is not None
+        for address in way:
+            await original.open_page(original.site.url.removesuffix("/") + address)
+        if click is not None:
+            place = await original.evaluate(
+                "of => { const e = document.querySelector(of); e.scrollIntoView({ block: 'end' });"
+                "const { x, y, width, height } = e.getBoundingClientRect();"
+                "return [x + width / 2, y + height / 2]; }",
+                click,
+            )
+            x, y = cast("list[float]", place)
+            await original.execute(Click(x=round(x), y=round(y)))
+        snapshot = await original.snapshot()
+        copy = await backend.make(task.device_request(snapshot=snapshot))
+        assert isinstance(copy, BrowserPage)
+
+        again = await copy.snapshot()
+        assert again.screen == snapshot.screen
+        assert isinstance(again.state, PageState)
+        assert isinstance(snapshot.state, PageState)
+        assert [(cookie["name"], cookie["value"]) for cookie in again.state.cookies] == [
+            (cookie["name"], cookie["value"]) for cookie in snapshot.state.cookies
+        ]
+        assert replace(again.state, cookies=()) == replace(snapshot.state, cookies=())
+        assert snapshot.state.addresses == ("/", *way)[-len(snapshot.state.addresses) :]
+        await copy.close()
+        await original.close()
