@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
-from cua_rl.environments.device import Device, DeviceKind
+from cua_rl.environments.device import DeviceAround
 from cua_rl.types.actions import Action, Wait
 from cua_rl.types.conversation import EncodedImage
 
@@ -166,19 +166,10 @@ class RolloutClock:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedDevice:
+class TimedDevice(DeviceAround):
     """A device that charges waits to the policy, cut short when its budget ends, and other work to itself."""
 
-    device: Device
     clock: RolloutClock
-
-    @property
-    def device_id(self) -> str:
-        return self.device.device_id
-
-    @property
-    def kind(self) -> DeviceKind:
-        return self.device.kind
 
     async def observe(self) -> EncodedImage:
         with self.clock.call():
@@ -194,9 +185,3 @@ class TimedDevice:
                 await self.device.execute(replace(action, duration_s=min(action.duration_s, left_s)))
             if action.duration_s >= left_s:
                 self.clock.credit(-left_s)
-
-    async def query(self, name: str) -> str:
-        return await self.device.query(name)
-
-    async def close(self) -> None:
-        await self.device.close()

@@ -52,6 +52,27 @@ class Device(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceAround:
+    """What a device that wraps another one leaves to it."""
+
+    device: Device
+
+    @property
+    def device_id(self) -> str:
+        return self.device.device_id
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self.device.kind
+
+    async def query(self, name: str) -> str:
+        return await self.device.query(name)
+
+    async def close(self) -> None:
+        await self.device.close()
+
+
 @runtime_checkable
 class ShellDevice(Device, Protocol):
     """A device with a shell, as Android devices have through adb."""

@@ -5,9 +5,10 @@ that go on from its fork turn. The fork turn depends on the whole rollouts alone
 from that turn on, the parent's own continuation would not be one like those of its siblings (docs/losses.md).
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import fmean
 from typing import Literal
@@ -16,14 +17,16 @@ import chz
 
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.command_line.fields import setting
-from cua_rl.environments.device import ActionRejected, CopiedDevice, Device, DeviceKind
+from cua_rl.environments.device import ActionRejected, CopiedDevice, Device, DeviceAround
 from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
-from cua_rl.types.errors import DeviceError
+from cua_rl.types.errors import AgentError, DeviceError, TaskError, UnusableError
 from cua_rl.types.rollout import Rollout, Turn
 from cua_rl.types.snapshot import Moment, Snapshot
+
+logger = logging.getLogger(__name__)
 
 ForkRule = Literal["random_turn", "highest_entropy"]
 
@@ -71,6 +74,14 @@ class Fork:
         """The parent's turn after those that were `taken`, if it is one of these."""
         return next(iter(self.turns[len(taken) :]), None)
 
+    def require_taken(self, taken: Sequence[Turn]) -> None:
+        """Raise `AgentError` if a rollout that goes on from here ended before, or a harness right here."""
+        if self.turns and len(taken) < len(self.turns) + (self.arrival is not None):
+            raise AgentError(
+                f"expected the parent's {len(self.turns)} turns and another one, got {len(taken)}: the agent or its "
+                "environment is not reproducible; set branching.num_siblings=0, or take over at turn 1"
+            )
+
 
 BEGINNING = Fork()
 
@@ -80,20 +91,21 @@ def find_forks(
 ) -> dict[int, Fork]:
     """Where each sibling goes on, by its place in the group; the last rollouts of those that began are the parents.
 
-    A parent that ended before its fork turn, or by a fault, has no siblings: others in their place would make the
-    number of rollouts that count depend on what this one did.
+    A parent that ended before its fork turn, or by a fault, or that left a device which cannot be copied there, has no
+    siblings: others in their place would make the number of rollouts that count depend on what this one did.
     """
     random, forks = Random(seed), dict[int, Fork]()
     whole = [rollout for rollout in first[:-num_parents] if rollout.reward is not None]
     for place, parent in enumerate(first[-num_parents:]):
         turn = choose_turn(whole, settings.at, random)
         if turn is not None and turn < len(parent.turns) and parent.reward is not None:
-            fork = Fork(
-                parent_id=parent.rollout_id,
-                turns=parent.turns[:turn],
-                moment=parent.moments[turn - 1] if parent.moments else None,
-                arrival=None if parent.moments else parent.turns[turn],  # a harness does the turns again
-            )
+            fork = Fork(parent_id=parent.rollout_id, turns=parent.turns[:turn])
+            if not parent.moments:
+                fork = replace(fork, arrival=parent.turns[turn])  # a harness does the turns again
+            elif moment := parent.moments[turn - 1]:
+                fork = replace(fork, moment=moment)
+            else:
+                continue
             start = len(first) + place * settings.num_siblings
             forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
     return forks
@@ -114,10 +126,11 @@ def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int
     return max(sorted(surprises), key=lambda index: fmean(surprises[index]))
 
 
-async def take_moment(device: Device, instruction: str, clock: RolloutClock, watched: Watched) -> tuple[Moment, ...]:
-    """What siblings need to go on from here; nothing if they do the turns again.
-
-    Raises `DeviceError` if the device cannot be copied.
+async def take_moment(
+    device: Device, instruction: str, clock: RolloutClock, watched: Watched
+) -> tuple[Moment | None, ...]:
+    """What siblings need to go on from here, None if the policy has left nothing to copy, such as a page that closed;
+    empty if they do the turns again. Raises `DeviceError` if such devices cannot be copied.
     """
     if repeats_turns(device):
         return ()
@@ -125,8 +138,13 @@ async def take_moment(device: Device, instruction: str, clock: RolloutClock, wat
         raise DeviceError(
             f"expected a device that can be copied, got {device.device_id!r}; set branching.num_siblings=0"
         )
+    try:
+        snapshot = await device.snapshot()
+    except (UnusableError, TaskError) as error:
+        logger.warning("device_id=%s cannot be copied here: %s", device.device_id, error)
+        return (None,)
     moment = Moment(
-        snapshot=await device.snapshot(),
+        snapshot=snapshot,
         instruction=instruction,
         policy_left_s=clock.policy_left_s,
         first_success_turn=watched.first_success_turn,
@@ -153,8 +171,8 @@ def retell(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
     return RetoldDevice(device, fork=fork, taken=taken) if is_retold else device
 
 
-@dataclass(slots=True)
-class RetoldDevice:
+@dataclass(frozen=True, slots=True)
+class RetoldDevice(DeviceAround):
     """A copy of a device, of which an agent first sees what its parent's agent saw, up to the turn after which it goes
     on; `taken` are the agent's own turns so far.
 
@@ -162,18 +180,9 @@ class RetoldDevice:
     is no copy: then it must show the same up to the fork.
     """
 
-    device: Device
     fork: Fork
     taken: Sequence[Turn]
     _num_executed: Counter[int] = field(default_factory=Counter[int])
-
-    @property
-    def device_id(self) -> str:
-        return self.device.device_id
-
-    @property
-    def kind(self) -> DeviceKind:
-        return self.device.kind
 
     async def observe(self) -> EncodedImage:
         place, told = len(self.taken), self.fork.turns
@@ -212,9 +221,3 @@ class RetoldDevice:
                     "rollout"
                 )
         return shown
-
-    async def query(self, name: str) -> str:
-        return await self.device.query(name)
-
-    async def close(self) -> None:
-        await self.device.close()

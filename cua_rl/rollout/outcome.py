@@ -28,7 +28,7 @@ class Outcome:
     judgement: Judgement | None = None
     first_success_turn: int | None = None
     milestone_turns: tuple[int | None, ...] = ()
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[Moment | None, ...] = ()
     error: str | None = None
 
     @classmethod

@@ -149,7 +149,7 @@ class RolloutRunner:
         task, fork, limits, max_turns = job.task, job.fork, self.time_limits, job.task.turns_within(self.max_turns)
         clock = RolloutClock(task_timeout_s=limits.task_timeout_s, turn_timeout_s=limits.turn_timeout_s)
         watched = Watched(check=self._check, task=task if self.watch_goal else None, device=device)
-        moments: list[Moment] = []
+        moments: list[Moment | None] = []
 
         async def on_turn(done: AgentTurn) -> None:
             clock.next_turn()
@@ -174,10 +174,9 @@ class RolloutRunner:
             else:
                 instruction = fork.moment.instruction
         async with clock.limit():
-            agent_task = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
-            done = await self.agent.run(
-                agent_task, retell(device, fork, turns), self.gateway, clock=clock, on_turn=on_turn
-            )
+            asked = AgentTask(rollout_id=rollout_id, instruction=instruction, max_turns=max_turns)
+            done = await self.agent.run(asked, retell(device, fork, turns), self.gateway, clock=clock, on_turn=on_turn)
+        fork.require_taken(turns)
         report_end(device, done, turns, max_turns=max_turns)
         return Outcome(
             stop_reason=done.stop_reason,

@@ -223,7 +223,7 @@ class Rollout:
     max_turns: int | None = None  # that it was allowed, if known
     parent_id: str | None = None  # of the rollout in its group, or that was taken over, from which it went on
     fork_turn: int = 0  # the turns before this one are its parent's
-    moments: tuple[Moment, ...] = field(default=(), compare=False, repr=False)  # after each turn, until siblings begin
+    moments: tuple[Moment | None, ...] = field(default=(), compare=False, repr=False)  # until siblings begin
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:

@@ -195,7 +195,7 @@ class RolloutWorker:
         await self._place.recorder.flush()
         device_id = None if rollout.device_id is None else f"{self._name}/{rollout.device_id}"
         ahead_s = self._place.clock_ahead_s
-        turns = (*job.fork.turns, *(_in_run_time(turn, ahead_s) for turn in rollout.own_turns))
+        turns = (*job.fork.turns[: len(rollout.turns)], *(_in_run_time(turn, ahead_s) for turn in rollout.own_turns))
         started_at = rollout.started_at - ahead_s
         return replace(rollout, worker=self._name, device_id=device_id, turns=turns, started_at=started_at)
 

@@ -15,6 +15,7 @@ from cua_rl.rl.advantages import score_group
 from cua_rl.rl.config import AdvantageKind, LoopConfig
 from cua_rl.rl.datums import build_batch, count_retokenised
 from cua_rl.rollout.branches import BranchingSettings, ForkRule, choose_turn, find_forks
+from cua_rl.training.config import LossConfig
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Reward, Rollout
 from cua_rl.types.snapshot import Moment, Snapshot
@@ -127,6 +128,9 @@ def test_a_parent_that_ended_before_its_fork_turn_has_no_siblings() -> None:
     found = {place: (fork.parent_id, len(fork.turns), fork.moment) for place, fork in forks.items()}
     assert found == dict.fromkeys((5, 6), ("long", 1, moments[0]))
     assert find_forks([whole, replace(short, moments=moments)], settings, 1, seed=0) == {}
+    # nor has one that left a device which cannot be copied there
+    uncopied = replace(long, moments=(None, *moments[:2]))
+    assert find_forks([whole, uncopied], settings, 1, seed=0) == {}
 
 
 @pytest.mark.parametrize(("num_siblings", "expected"), [(0, 0), (1, 3), (2, 2), (3, 1), (6, 1), (7, 0)])
@@ -140,6 +144,12 @@ def test_settings_that_cannot_be_compared_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="leave_one_out"):
         LoopConfig(branching=BranchingSettings(num_siblings=2))
+    with pytest.raises(ValueError, match="sequence_mean"):
+        LoopConfig(
+            advantages="leave_one_out",
+            branching=BranchingSettings(num_siblings=2),
+            loss=LossConfig(normalisation="sequence_mean"),
+        )
     with pytest.raises(ValueError, match="group_size - 2"):
         LoopConfig(advantages="leave_one_out", branching=BranchingSettings(num_siblings=3))
 

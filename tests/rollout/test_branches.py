@@ -12,10 +12,11 @@ import pytest
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.database.writer import TimedEvent
-from cua_rl.environments.device import ActionRejected
+from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.phone.demo.templates import TEMPLATES
-from cua_rl.environments.pool import open_pool
+from cua_rl.environments.phone.simulator.device import Operation, SimulatedPhone
+from cua_rl.environments.pool import DeviceRequest, open_pool
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
@@ -31,8 +32,8 @@ from cua_rl.sampling.sampler import Sampled, TurnRequest
 from cua_rl.tasks.readiness import validate
 from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Click, Wait
-from cua_rl.types.errors import DeviceError
-from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams, Turn
+from cua_rl.types.errors import DeviceError, UnusableError
+from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams, StopReason, Turn
 from cua_rl.workers.worker import RolloutWorker, Workplace, event_in_run_time
 from tests.builders import model_turn as some_answer
 from tests.builders import prompt, text, turn
@@ -96,10 +97,11 @@ async def run(
     *,
     group_size: int = 8,
     watch_goal: bool = False,
+    phones: SimulatedPhones | None = None,
     via: Callable[[RolloutRunner, FakeRecorder], Runner] = lambda runner, _: runner,
 ) -> Sampling:
     model, recorder = RandomModel(), FakeRecorder()
-    async with open_pool(SimulatedPhones(), max_devices=4) as pool:
+    async with open_pool(phones or SimulatedPhones(), max_devices=4) as pool:
         gateway = Gateway(model, RENDERER, PARAMS)
         runner = RolloutRunner(
             devices=pool,
@@ -244,6 +246,30 @@ async def test_turns_of_a_parent_keep_their_times_in_a_worker_with_a_wrong_clock
         assert recorded[: one.fork_turn] == list(parent.turns[: one.fork_turn])
         # the others were taken just now, an hour ago by the run's clock
         assert all(turn.model.started_at < parent.started_at - 3000.0 for turn in one.own_turns)
+
+
+class FragilePhones(SimulatedPhones):
+    """Phones that the second action of any rollout leaves with nothing to see, while its policy acts."""
+
+    async def make(self, request: DeviceRequest) -> Device:
+        phone = await super().make(request)
+        assert isinstance(phone, SimulatedPhone)
+        done: list[Operation] = []
+
+        def work(operation: Operation) -> None:
+            done.append(operation)
+            if done.count("execute") > 1 and operation != "query":
+                raise UnusableError("closed")
+
+        return SimulatedPhone(phone.state, on_operation=work)
+
+
+async def test_what_a_parent_does_to_its_device_is_a_result_as_for_whole_rollouts() -> None:
+    sampling = await run(long_task(), BranchingSettings(num_siblings=2), phones=FragilePhones())
+
+    assert {one.stop_reason for one in sampling.group.rollouts} == {StopReason.MAX_TIME}
+    whole = [one for one in sampling.group.rollouts if not one.parent_id]
+    assert len(whole) == 4
 
 
 async def test_without_branches_groups_are_as_before() -> None:
