@@ -165,7 +165,8 @@ def main(arguments: argparse.Namespace) -> None:
             found[arm] = run(folder, arguments.steps, *options)
             groups = asyncio.run(first_groups(folder))
             require_arm(arm, arguments.steps, found[arm], companions(groups))
-            print(json.dumps(cost_figure(arm, seed, found[arm], groups)), flush=True)
+            if "advantages=state_groups" in ARMS[arm]:
+                print(json.dumps(cost_figure(arm, seed, found[arm], groups)), flush=True)
         for arm, steps in found.items():
             line: dict[str, object] = {"figure": "credit", "arm": arm, "seed": seed}
             line["first_success_rate"] = round(steps[0]["reward/success_rate"], 3)

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from PIL import Image
 
+from cua_rl.rewards.reward import as_reward
 from cua_rl.rl.config import AdvantageKind, CreditSettings, RolloutAdvantageKind
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError
@@ -140,18 +141,22 @@ def turn_returns(rollout: Rollout, discount: float) -> tuple[float, ...]:
     """What is earned from each turn on, later turns discounted: [0.5, 0] and 1 for success, 0.9 -> [0.5 + 0.9, 1].
 
     What a solved rollout gets for its end, it gets at its last turn. An unsolved one gets it when its turns are up,
-    however early it ends: otherwise a discount would pay for giving up (what is left of a small reward is more, the
-    sooner it comes) or for delay (a penalty is less, the later it comes).
+    however early it ends, and all its turns count it as the first does: otherwise a discount would pay for giving up
+    (what is left of a small reward is more, the sooner it comes) or for delay (a penalty is less, the later it comes;
+    of a state that is seen twice, the later turn is closer to the end). Rounded as rewards are: equal ones are equal.
     """
     assert rollout.reward is not None, "a rollout without a reward is not compared"
     num_turns = len(rollout.turns)
-    of_turns = rollout.reward.of_turns or (0.0,) * num_turns
-    allowed = num_turns if rollout.success else max(rollout.max_turns or 0, num_turns)
-    following = (rollout.reward.total - fsum(of_turns)) * discount ** (allowed - num_turns)
-    returns: list[float] = []
-    for index in reversed(range(num_turns)):
-        following = of_turns[index] + (following if index == num_turns - 1 else discount * following)
-        returns.append(following)
+    of_turns = [*(rollout.reward.of_turns or (0.0,) * num_turns)]
+    at_end, unsolved = rollout.reward.total - fsum(of_turns), 0.0
+    if not rollout.success:
+        unsolved = at_end * discount ** max((rollout.max_turns or 0) - 1, num_turns - 1, 0)
+    elif of_turns:
+        of_turns[-1] += at_end
+    returns, following = list[float](), 0.0
+    for earned in reversed(of_turns):
+        following = earned + discount * following
+        returns.append(as_reward(following + unsolved))
     return tuple(reversed(returns))
 
 

@@ -196,7 +196,7 @@ class _AsyncRun:
                     taken = await self._take_batch(step)
                 dropped = self._buffer.take_dropped()
                 groups = sorted([*taken, *dropped], key=lambda scored: scored.group.index)
-                checked = await self._check_batch(step, taken, groups)
+                checked = await self._check_batch(step, [*taken, *(one for one in dropped if one.has_signal)], groups)
                 with clock.time("datums"):
                     batch = await build_step_batch(self._settings, groups)
                 result = TrainStepResult()
@@ -254,14 +254,16 @@ class _AsyncRun:
             self._changed.notify_all()
         return batch
 
-    async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
-        """Record which groups a step takes, check their lag, and probe parity, on others if none of these is fresh."""
+    async def _check_batch(self, step: int, trained: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
+        """Record which groups a step takes, check the lag of those that it trains, and probe parity, on others if none
+        of these is fresh.
+        """
         await self._begin_step(step)
         await self._parts.recorder.record(
             BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))
         )
         train = self._settings.config
-        trained = groups if train.has_kl_term else taken
+        trained = groups if train.has_kl_term else trained
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
         metrics = lag_metrics(lags)

@@ -174,7 +174,7 @@ class PolicyAges:
     def lags(self, groups: Iterable[RolloutGroup], step: int) -> list[int]:
         """Lag of each turn of the groups' own rollouts at `step`; raises `TrainingError` for an unannounced version."""
         versions = [
-            turn.model.policy_version for group in groups for rollout in group.rollouts for turn in rollout.turns
+            turn.model.policy_version for group in groups for rollout in group.rollouts for turn in rollout.own_turns
         ]
         unknown = sorted({version for version in versions if version not in self.newest_steps})
         if unknown:

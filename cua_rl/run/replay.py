@@ -195,11 +195,11 @@ def other_config(config: LoopConfig, settings: Mapping[str, object]) -> LoopConf
     if "loss.name" in changed:  # the clips of one loss mean nothing to another
         defaults = {f"loss.{name}": getattr(LossConfig(), name) for name in ("clip_low", "clip_high")}
         changed = {**defaults, **LOSS_CLIPS.get(cast("LossName", changed["loss.name"]), {}), **changed}
-    for group in ("loss", "adam"):
-        inner = {path.partition(".")[2]: value for path, value in changed.items() if path.startswith(f"{group}.")}
-        config = with_values(config, **{group: with_values(getattr(config, group), **inner)})
-    other = with_values(config, **{name: value for name, value in changed.items() if "." not in name})
     with boundary(ConfigError, "what_if"):
+        for group in ("loss", "adam"):
+            inner = {path.partition(".")[2]: value for path, value in changed.items() if path.startswith(f"{group}.")}
+            config = with_values(config, **{group: with_values(getattr(config, group), **inner)})
+        other = with_values(config, **{name: value for name, value in changed.items() if "." not in name})
         check_numbers(other)
         check_loss_config(other.loss)
     return other

@@ -55,10 +55,9 @@ async def load_resumed(
         progress = await load_progress(session, training.id, num_done)
     owed = _owed_evaluations(config, folder, progress, num_done, curve)
     folder.remove_strays(num_done, keep=[wanted.step for wanted in owed])
-    start = plan_start(config, progress, num_done)
-    if num_done == curve.after_step:  # what is left was sampled for other tasks, or another reward
-        start = replace(start, kept_groups=())
-    return Resumed(start=start, owed_evaluations=owed)
+    if num_done == curve.after_step:  # what is left was sampled for other tasks, or has other rewards or advantages
+        progress = replace(progress, untrained=())
+    return Resumed(start=plan_start(config, progress, num_done), owed_evaluations=owed)
 
 
 async def follow_move(attempt: EarlierAttempt, run_name: str, url: str, *, is_own: bool) -> None:

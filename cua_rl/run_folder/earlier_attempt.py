@@ -45,7 +45,8 @@ POLICY = ("preset", "model_name", "lora_rank", "trainer.lora_alpha", "trainer.lo
 """With others, the weights of a checkpoint would be another policy."""
 CURVE = (
     "tasks", "eval_tasks", "tasks_sha256", "seed", "curriculum.task_sampling", "reward", "reward_clip",
-    "credit.milestone_reward", "judge_fingerprint", "loss.name", "device", "box_type",
+    "credit.milestone_reward", "judge_fingerprint", "loss.name", "advantages", "credit.turn_weight", "credit.discount",
+    "credit.moving_top", "branching.num_siblings", "branching.at", "device", "box_type",
     "max_turns", "max_tokens", "temperature", "renderer_name", "server.max_model_len", "server.max_pixels",
     "evaluation.num_eval_rollouts", "evaluation.eval_attempts", "evaluation.eval_temperature",
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",

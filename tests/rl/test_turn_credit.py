@@ -77,11 +77,29 @@ def test_turns_of_the_same_index_are_compared_with_the_others_that_came_so_far()
 
 def test_returns_are_discounted_to_the_end_or_to_the_turns_that_an_unsolved_rollout_was_allowed() -> None:
     assert turn_returns(played("abc", 1.5, of_turns=(0.5, 0.0, 0.0)), 0.9) == pytest.approx((0.5 + 0.81, 0.9, 1.0))
-    # -1 comes after the fourth turn, two turns after the last one that was taken
+    # -1 comes after the fourth turn, and counts in every turn as in the first, three turns before
     gave_up = played("ab", -1.0, max_turns=4)
-    assert turn_returns(gave_up, 0.9) == pytest.approx((-0.729, -0.81))
+    assert turn_returns(gave_up, 0.9) == pytest.approx((-0.729, -0.729))
     assert turn_returns(played("ab", -1.0, max_turns=4), 1.0) == (-1.0, -1.0)
     assert turn_returns(played("", 0.0), 0.9) == ()
+
+
+@pytest.mark.parametrize("reward", [-1.0, 0.0, 0.1])
+def test_a_discount_pays_neither_for_standing_still_nor_for_giving_up(reward: float) -> None:
+    def failed(*states: str) -> Rollout:
+        one = played(states, reward, max_turns=10)
+        assert one.validation is not None
+        return replace(one, validation=replace(one.validation, success=False))
+
+    members = failed(*["home"] * 10), failed("home", *"abcdefghi"), failed("home")
+    assert not score_group(group(*members), "state_groups", CreditSettings(discount=0.9)).has_signal
+
+
+def test_the_order_in_which_milestones_are_added_up_is_no_signal() -> None:
+    three_apart = played("abc", 1.3, of_turns=(0.1, 0.1, 0.1))
+    two_at_once = played("axy", 1.3, of_turns=(0.2, 0.0, 0.1))
+
+    assert not score_group(group(three_apart, two_at_once), "state_groups").has_signal
 
 
 @pytest.mark.parametrize("kind", TURN_KINDS)

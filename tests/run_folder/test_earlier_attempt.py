@@ -88,6 +88,8 @@ CURVES = [
     ("seed=1", "seed: expected 0"),
     ("loss=cispo", "loss.name: expected 'importance_sampling'"),
     ("reward=completion", "reward: expected 'binary'"),
+    ("advantages=leave_one_out", "advantages: expected 'mean_std'"),
+    ("credit.discount=0.5", "credit.discount: expected 1.0"),
     ("max_turns=3", "max_turns: expected 20"),
     ("reward_clip=1", "reward_clip: expected None"),
     ("task_sampling=success_rate", "curriculum.task_sampling: expected 'uniform'"),
@@ -176,7 +178,8 @@ def test_the_settings_of_earlier_versions_and_of_a_moved_folder_are_understood(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flat = json.loads((run / "config.json").read_text())
-    flat |= {"loss": "ppo", "kl_loss_coef": 0.25, "num_eval_rollouts": 8, "of_a_later_version": 7, "advantages": "gone"}
+    flat |= {"loss": "ppo", "kl_loss_coef": 0.25, "num_eval_rollouts": 8, "of_a_later_version": 7}
+    flat["learning_rate_schedule"] = "gone"
     for name in ("evaluation", "checkpoints", "tasks_sha256"):
         del flat[name]
     write_text(run / "config.json", json.dumps(flat))
@@ -190,7 +193,7 @@ def test_the_settings_of_earlier_versions_and_of_a_moved_folder_are_understood(
         8,
     )
     assert (now["run_name"], now["log_path"]) == ("moved", str(moved))
-    assert "advantages=mean_std, was gone" in said
+    assert "learning_rate_schedule=linear, was gone" in said
 
 
 def test_a_secret_that_is_not_stored_has_to_be_given_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

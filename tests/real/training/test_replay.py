@@ -11,10 +11,12 @@ import pytest_asyncio
 import torch
 from sqlalchemy import text
 
+from cua_rl.command_line.fields import with_values
 from cua_rl.database.postgres import open_own_database
 from cua_rl.recipes.replay_step import compare, describe, measure
 from cua_rl.reporting.what_if import RolloutChange
 from cua_rl.rl.advantages import score_group
+from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.run.replay import Replay, other_config, replay_step, what_if
 from cua_rl.run_folder.recorded_run import RecordedTraining, open_training
 from cua_rl.training.config import LossConfig
@@ -215,3 +217,8 @@ async def test_only_settings_of_a_step_can_be_others() -> None:
         other_config(config, {"loss": "something"})
     with pytest.raises(ConfigError, match="dual_clip"):
         other_config(config, {"dual_clip": 3})
+    branched = with_values(
+        config, group_size=4, advantages="leave_one_out", branching=BranchingSettings(num_siblings=1)
+    )
+    with pytest.raises(ConfigError, match="leave_one_out"):
+        other_config(branched, {"advantages": "mean"})
