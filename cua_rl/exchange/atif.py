@@ -71,7 +71,8 @@ def _trajectory(record: RolloutRecord, encoded: EncodedRecord, run_name: str) ->
         shown, tools = rollout.turns[0].agent.before, rollout.turns[0].model.request.get("tools")
     steps: list[Row] = [{"step_id": 1, "source": "user", "message": _content(record.task.instruction, shown)}]
     for place, (turn, row) in enumerate(zip(rollout.turns, encoded.row["turns"], strict=True), start=2):
-        steps.append(_agent_step(turn, place, row["prompt_token_ids"]))
+        step = _agent_step(turn, place, row["prompt_token_ids"])
+        steps.append(step | {"is_copied_context": True} if turn.index < rollout.fork_turn else step)
     names = tuple(_METRICS.values())
     turns = [{key: value for key, value in turn.items() if key not in names} for turn in encoded.row["turns"]]
     return {
@@ -80,8 +81,8 @@ def _trajectory(record: RolloutRecord, encoded: EncodedRecord, run_name: str) ->
         "agent": {"name": "cua_rl", "version": "1", "model_name": run_name, "tool_definitions": tools},
         "steps": steps,
         "final_metrics": {
-            "total_prompt_tokens": sum(turn.model.prompt.length for turn in rollout.turns),
-            "total_completion_tokens": sum(len(turn.model.sampled_tokens) for turn in rollout.turns),
+            "total_prompt_tokens": sum(turn.model.prompt.length for turn in rollout.own_turns),
+            "total_completion_tokens": sum(len(turn.model.sampled_tokens) for turn in rollout.own_turns),
             "total_steps": len(steps),
         },
         "extra": {

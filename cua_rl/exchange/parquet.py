@@ -31,7 +31,10 @@ _ROWS_PER_FILE = 1000
 _MAX_MEMORY_BYTES = 4 * 2**30  # several copies of a thousand screenshots of 1 MB
 _TURN_NUMBERS = ("prompt_token_ids", "sampled_tokens", "sampling_logprobs", "training_logprobs", "policy_version")
 """What of a turn has columns; the rest is in `record`."""
-_TOP = ("rollout_id", "task_id", "seed", "phase", "step", "group_id", "member_index", "reward", "success", "advantage")
+_TOP = (
+    *("rollout_id", "task_id", "seed", "phase", "step", "group_id", "member_index", "reward", "success", "advantage"),
+    *("parent_id", "fork_turn"),  # turns before it are the parent's
+)
 _TOLD = tuple[str | None, str, tuple[bytes, ...], tuple[dict[str, object], ...]]
 """What the reader says: why it cannot read on, or the columns of a row: record, images, turns."""
 Columns = tuple[str, Sequence[bytes], Sequence[Row]]
@@ -81,6 +84,8 @@ def _schema() -> Any:
         "step": pa.int64(),
         "group_id": pa.string(),
         "member_index": pa.int64(),
+        "parent_id": pa.string(),
+        "fork_turn": pa.int64(),
         "reward": pa.float64(),
         "success": pa.bool_(),
         "advantage": pa.float64(),

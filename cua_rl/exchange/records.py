@@ -127,7 +127,7 @@ async def load_rollout_records(
     session: AsyncSession, training_id: int, source: SourceRecord
 ) -> AsyncGenerator[list[RolloutRecord]]:
     """The rollouts of each ended group of a step or evaluation, in order; those with a reward come first, and those
-    whose screenshots were pruned are left out.
+    whose screenshots, or their parent's, were pruned are left out: siblings alone would count as whole rollouts.
     """
     mine = Group.step_id == Step.id if source.phase == "step" else Group.eval_id == Eval.id
     table = Step if source.phase == "step" else Eval
@@ -145,6 +145,7 @@ async def load_rollout_records(
                 )
             )
         }
+        pruned = facts.keys() - {rollout.rollout_id for rollout in (*group.rollouts, *group.faulty)}
         logprobs: dict[int, dict[int, Logprobs | None]] = defaultdict(dict)
         turns = select(TurnRow.rollout_pk, TurnRow.turn_index, TurnRow.training_logprobs)
         for key, index, values in await session.execute(
@@ -164,6 +165,7 @@ async def load_rollout_records(
                 training_logprobs=tuple(logprobs[facts[rollout.rollout_id].id][turn.index] for turn in rollout.turns),
             )
             for rollout in (*group.rollouts, *group.faulty)
+            if rollout.parent_id not in pruned
         ]
         session.expunge_all()  # what was written need not be kept
         yield records

@@ -198,7 +198,7 @@ _SAVED = {
     "Success per task and step": """\
 SELECT step, avg(success::int)::float8 AS success, rollouts.task_id, count(*) AS rollouts
 FROM rollouts JOIN groups ON groups.id = group_pk JOIN steps ON steps.id = step_id
-WHERE rollouts.training_id = {run} AND rollouts.status = 'completed'
+WHERE rollouts.training_id = {run} AND rollouts.status = 'completed' AND parent_id IS NULL
 GROUP BY step, rollouts.task_id ORDER BY step, task_id""",
     "Largest gaps between sampler and trainer": """\
 SELECT rollout_id, max_gap, max_log_ratio, min_logprob, task_id, num_turns
@@ -210,13 +210,10 @@ SELECT device_id, percentile_cont(0.95) WITHIN GROUP (ORDER BY duration_s) AS p9
 FROM rollouts WHERE training_id = {run} AND device_id IS NOT NULL AND duration_s IS NOT NULL
 GROUP BY device_id ORDER BY p95_s DESC LIMIT 100""",
     "Sampled tokens per success": """\
-SELECT step, sum(tokens)::float8 / nullif(count(*) FILTER (WHERE success), 0) AS tokens_per_success,
-    sum(tokens) AS tokens, count(*) FILTER (WHERE success) AS successes
-FROM (
-    SELECT group_pk, success,
-        (SELECT sum(cardinality(sampled_tokens)) FROM turns WHERE rollout_pk = rollouts.id) AS tokens
-    FROM rollouts WHERE training_id = {run} AND status = 'completed'
-) AS done JOIN groups ON groups.id = group_pk JOIN steps ON steps.id = step_id
+SELECT step, sum(num_sampled_tokens)::float8 / nullif(count(*) FILTER (WHERE success), 0) AS tokens_per_success,
+    sum(num_sampled_tokens) AS tokens, count(*) FILTER (WHERE success) AS successes
+FROM rollouts JOIN groups ON groups.id = group_pk JOIN steps ON steps.id = step_id
+WHERE rollouts.training_id = {run} AND rollouts.status = 'completed'
 GROUP BY step ORDER BY step""",
     "Turns until a success": """\
 SELECT num_turns, count(*) AS rollouts, count(*) FILTER (WHERE success) AS successes

@@ -83,6 +83,7 @@ async def load_recorded_run(database: Database, training_id: int, run: str) -> R
             RolloutRow.training_id == training_id,
             RolloutRow.status == "completed",
             RolloutRow.duration_s.is_not(None),
+            TurnRow.turn_index >= RolloutRow.fork_turn,  # those before are its parent's
         )
         .order_by(RolloutRow.id, TurnRow.turn_index)
     )
@@ -157,7 +158,8 @@ def calibrate(
     steps = [metrics for _, metrics in warm_steps]
     trained_s = sum(metrics.get("time/train_s", 0.0) * run.placement.num_trainers for run, metrics in warm_steps)
     trained_turns = sum(
-        step["rollout/num_rollouts"] * (1 - step["reward/constant_group_frac"]) * step["rollout/num_turns/mean"]
+        (step["rollout/num_rollouts"] * step["rollout/num_turns/mean"] - step.get("rollout/shared_turns", 0.0))
+        * (1 - step["reward/constant_group_frac"])
         for step in steps
     )
     num_tokens = sum(step["rollout/datum_tokens"] for step in steps)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
 
@@ -57,11 +57,20 @@ async def load_successes(
         rollouts += await load_rollouts(session, training_id, ids[start : start + _NUM_AT_A_TIME])
         session.expunge_all()
     return RecordedSuccesses(
-        rollouts=tuple(rollouts),
+        rollouts=tuple(await _with_shared_turns(session, training_id, rollouts)),
         image_token_id=image_token_id,
         num_successes=len(successes),
         num_repeats=len(successes) - len(distinct),
     )
+
+
+async def _with_shared_turns(session: AsyncSession, training_id: int, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts. If a parent of the same run is not among them, one of its siblings teaches the turns they share."""
+    parents = {one.parent_id for one in rollouts if one.parent_id} - {one.rollout_id for one in rollouts}
+    recorded = RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(parents)
+    untaught = set(await session.scalars(select(RolloutRow.rollout_id).where(*recorded)))
+    first = {one.parent_id: one.rollout_id for one in reversed(rollouts) if one.parent_id in untaught}
+    return [replace(one, fork_turn=0) if one.rollout_id in first.values() else one for one in rollouts]
 
 
 def _at_most_per_task(rollouts: Sequence[tuple[str, str]], max_per_task: int | None, seed: int) -> list[str]:

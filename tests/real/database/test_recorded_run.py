@@ -13,6 +13,7 @@ from cua_rl.run_folder.recorded_run import find_training_id
 from cua_rl.types.errors import ConfigError
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start, step_end
+from tests.real.database.test_branches import grown_group
 
 CONFIG: dict[str, object] = {
     "base_url": None,
@@ -26,7 +27,7 @@ CONFIG: dict[str, object] = {
 
 
 async def test_rollouts_requests_and_steps_of_a_run_are_read_for_calibration(url: str) -> None:
-    groups = [make_group(seed, group_id=f"group-{seed}") for seed in (1, 2)]
+    groups = [make_group(1, group_id="group-1"), grown_group()]
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         await recorder.record(replace(start(), config=CONFIG))
         for step, group in enumerate(groups, start=1):
@@ -47,7 +48,9 @@ async def test_rollouts_requests_and_steps_of_a_run_are_read_for_calibration(url
     assert sorted(round(found.run.end_s - found.run.start_s, 6) for found in run.rollouts) == sorted(
         round(rollout.duration_s, 6) for rollout in rollouts
     )
-    asked = {round(turn.model.started_at, 5): turn.model.duration_s for one in rollouts for turn in one.turns}
+    asked = {round(turn.model.started_at, 5): turn.model.duration_s for one in rollouts for turn in one.own_turns}
+    # what a sibling shares with its parent was asked once
+    assert sum(len(found.requests) for found in run.rollouts) == sum(len(one.own_turns) for one in rollouts)
     for found in run.rollouts:
         for request in found.requests:
             assert request.end_s - request.start_s == pytest.approx(asked[round(request.start_s, 5)], abs=1e-5)

@@ -130,7 +130,7 @@ function Successes({ detail }: { detail: GroupDetail }) {
   const hasEnded = group.num_rollouts !== null;
   const judged = rollouts.filter((rollout) => shownSuccess(rollout) !== null && rollout.status !== "failed");
   const isOverridden = rollouts.some((rollout) => rollout.override_success !== null);
-  const byValidator = isOverridden ? `, ${group.num_successes ?? "–"} by the validator` : "";
+  const byValidator = isOverridden ? `, ${judged.filter((rollout) => rollout.success).length} by the validator` : "";
   return (
     <Stat label="Successes">
       {judged.length ? judged.filter(shownSuccess).length : "–"}

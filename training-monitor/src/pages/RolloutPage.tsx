@@ -114,7 +114,10 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
 
 /** Marks a turn that the rollout's parent took; it was told again, not sampled. */
 function ToldTurn({ rollout, index }: { rollout: Rollout; index: number }) {
-  return <Link className="badge" title="told again, not sampled: the rollout went on from a later turn of its parent" to={rolloutPage(rollout.run_id, rollout.parent_id ?? "", index)}>of its parent</Link>;
+  const title = "told again, not sampled: the rollout went on from a later turn of its parent";
+  const parent = rollout.siblings.find((one) => one.rollout_id === rollout.parent_id);
+  if (!parent) return <span className="badge" title={`${title}, which is of another run or was deleted`}>of its parent</span>;
+  return <Link className="badge" title={title} to={rolloutPage(rollout.run_id, parent.rollout_id, index)}>of its parent</Link>;
 }
 
 function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on: boolean) => void; step: (by: number) => void }) {

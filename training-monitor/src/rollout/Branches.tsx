@@ -28,7 +28,7 @@ export function Branches({ rollout }: { rollout: Rollout }) {
             <dd className="row wrap num">
               <Outcome success={shownSuccess(one)} fault={one.status === "failed"} />
               <span>reward {formatNumber(one.override_reward ?? one.reward)}</span>
-              <span className="faint">{plural(one.num_turns - one.fork_turn, "own turn")}, {endText(one)}</span>
+              <span className="faint">{plural(Math.max(0, one.num_turns - one.fork_turn), "own turn")}, {endText(one)}</span>
             </dd>
           </div>
         ))}
