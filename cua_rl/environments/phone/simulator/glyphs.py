@@ -142,30 +142,16 @@ def _rays(number: int, inner: float, outer: float, *, width: float) -> Iterator[
 
 
 GLYPHS: dict[str, tuple[Mark, ...]] = {
-    "settings": (
-        *_rays(8, 6, 9.3, width=3.6),
-        Disc(12, 12, 7.4),
-        Disc(12, 12, 3.2, colour=PAPER),
-    ),
-    "phone": (
-        Line(((6, 6.5), (7.5, 11), (13, 16.5), (17.5, 18)), width=4),
-        Disc(6.3, 6.3, 3.1),
-        Disc(17.7, 17.7, 3.1),
-    ),
+    "settings": (*_rays(8, 6, 9.3, width=3.6), Disc(12, 12, 7.4), Disc(12, 12, 3.2, colour=PAPER)),
+    "phone": (Line(((6, 6.5), (7.5, 11), (13, 16.5), (17.5, 18)), width=4), Disc(6.3, 6.3, 3.1), Disc(17.7, 17.7, 3.1)),
     "messages": (
         Box(3, 4, 21, 17, radius=4),
         Polygon(((6, 15), (6, 22), (13, 16))),
         *(Disc(x, 10.5, 1.5, colour=PAPER) for x in (8, 12, 16)),
     ),
-    "mail": (
-        Box(2.5, 5, 21.5, 19, radius=2),
-        Line(((4, 7.5), (12, 13.5), (20, 7.5)), width=2, colour=PAPER),
-    ),
+    "mail": (Box(2.5, 5, 21.5, 19, radius=2), Line(((4, 7.5), (12, 13.5), (20, 7.5)), width=2, colour=PAPER)),
     "notes": (*(Line(((4, y), (right, y)), width=3) for y, right in ((6, 20), (12, 20), (18, 13))),),
-    "clock": (
-        Ring(12, 12, 10, width=2.6),
-        Line(((12, 6), (12, 12), (16.5, 14.5)), width=2.4),
-    ),
+    "clock": (Ring(12, 12, 10, width=2.6), Line(((12, 6), (12, 12), (16.5, 14.5)), width=2.4)),
     "camera": (
         Box(2, 7, 22, 20, radius=2.5),
         Box(8, 4, 16, 9, radius=1.5),
@@ -196,10 +182,7 @@ GLYPHS: dict[str, tuple[Mark, ...]] = {
         Disc(6.6, 18, 3.4),
         Disc(16.6, 16, 3.4),
     ),
-    "files": (
-        Box(2.5, 4.5, 12, 12, radius=2),
-        Box(2.5, 7.5, 21.5, 19.5, radius=2),
-    ),
+    "files": (Box(2.5, 4.5, 12, 12, radius=2), Box(2.5, 7.5, 21.5, 19.5, radius=2)),
     "chrome": (
         Ring(12, 12, 10, width=2.2),
         Line(((2.5, 12), (21.5, 12)), width=2),
@@ -219,86 +202,49 @@ GLYPHS: dict[str, tuple[Mark, ...]] = {
         *(Disc(x, y, radius, colour="#ffffff") for x, y, radius in ((9, 16.5, 4.2), (14, 14.2, 5.2), (18.5, 17, 3.7))),
         Box(9, 16, 18.5, 20.7, colour="#ffffff"),
     ),
-    "contacts": (
-        Disc(12, 8, 4.8),
-        Box(3.5, 14.5, 20.5, 26, radius=6),
-        Box(2, 21.5, 22, 27, colour=PAPER),
-    ),
-    "wifi": (
-        *(Arc(12, 19, radius + 1.2, 225, 315, width=2.6) for radius in (5.5, 10, 14.5)),
-        Disc(12, 18.8, 2),
-    ),
+    "contacts": (Disc(12, 8, 4.8), Box(3.5, 14.5, 20.5, 26, radius=6), Box(2, 21.5, 22, 27, colour=PAPER)),
+    "wifi": (*(Arc(12, 19, radius + 1.2, 225, 315, width=2.6) for radius in (5.5, 10, 14.5)), Disc(12, 18.8, 2)),
     "bluetooth": (Line(((6.5, 7), (17, 17), (12, 21.5), (12, 2.5), (17, 7), (6.5, 17)), width=2.2),),
     "airplane_mode": (
         Line(((12, 3.2), (12, 20.5)), width=3.2),
         Polygon(((12, 7.5), (22.5, 15), (22.5, 17.3), (12, 13.5), (1.5, 17.3), (1.5, 15))),
         Polygon(((12, 17), (16.5, 21), (16.5, 22.6), (12, 21), (7.5, 22.6), (7.5, 21))),
     ),
-    "dark_theme": (
-        Disc(11.5, 12.5, 8.8),
-        Disc(15.8, 9, 7.6, colour=PAPER),
-    ),
+    "dark_theme": (Disc(11.5, 12.5, 8.8), Disc(15.8, 9, 7.6, colour=PAPER)),
     "battery_saver": (
         Box(9, 1.5, 15, 6, radius=1),
         Box(6, 4, 18, 22.5, radius=2),
         Line(((12, 9.5), (12, 17.5)), width=2.2, colour=PAPER),
         Line(((8.6, 13.5), (15.4, 13.5)), width=2.2, colour=PAPER),
     ),
-    "battery": (
-        Box(9, 1.5, 15, 6, radius=1),
-        Box(6, 4, 18, 22.5, radius=2),
-    ),
+    "battery": (Box(9, 1.5, 15, 6, radius=1), Box(6, 4, 18, 22.5, radius=2)),
     "location": (
         Disc(12, 9.3, 6.9),
         Polygon(((5.9, 12.4), (18.1, 12.4), (12, 22.5))),
         Disc(12, 9.3, 2.8, colour=PAPER),
     ),
-    "do_not_disturb": (
-        Disc(12, 12, 10),
-        Line(((7.5, 12), (16.5, 12)), width=3.2, colour=PAPER),
-    ),
+    "do_not_disturb": (Disc(12, 12, 10), Line(((7.5, 12), (16.5, 12)), width=3.2, colour=PAPER)),
     "auto_rotate": (
         Arc(12, 12, 9.6, 20, 160, width=2.8),
         Arc(12, 12, 9.6, 200, 340, width=2.8),
         Polygon(((16.5, 9.8), (24, 9.8), (21.8, 3.4))),
         Polygon(((7.5, 14.2), (0, 14.2), (2.2, 20.6))),
     ),
-    "display": (
-        *_rays(8, 7.8, 10, width=2.2),
-        Disc(12, 12, 5),
-    ),
+    "display": (*_rays(8, 7.8, 10, width=2.2), Disc(12, 12, 5)),
     "sound": (
         Polygon(((2.5, 9), (7, 9), (13, 4), (13, 20), (7, 15), (2.5, 15))),
         *(Arc(12, 12, radius, -48, 48, width=2.2) for radius in (5, 9.5)),
     ),
-    "about": (
-        Disc(12, 5, 2.4),
-        Line(((12, 11), (12, 20.5)), width=4),
-    ),
-    "plus": (
-        Line(((12, 4.5), (12, 19.5)), width=2.8),
-        Line(((4.5, 12), (19.5, 12)), width=2.8),
-    ),
+    "about": (Disc(12, 5, 2.4), Line(((12, 11), (12, 20.5)), width=4)),
+    "plus": (Line(((12, 4.5), (12, 19.5)), width=2.8), Line(((4.5, 12), (19.5, 12)), width=2.8)),
     "play": (Polygon(((7, 4), (20, 12), (7, 20))),),
-    "pause": (
-        Box(6, 4.5, 10.2, 19.5),
-        Box(13.8, 4.5, 18, 19.5),
-    ),
+    "pause": (Box(6, 4.5, 10.2, 19.5), Box(13.8, 4.5, 18, 19.5)),
     "shutter": (Ring(12, 12, 13, width=2, colour="#6a7079"),),
     "back": (Polygon(((17, 4.5), (17, 19.5), (5, 12))),),
     "home": (Ring(12, 12, 8, width=2.6),),
-    "recents": (
-        Box(4.5, 4.5, 19.5, 19.5, radius=2),
-        Box(7, 7, 17, 17, colour=PAPER),
-    ),
-    "arrow": (
-        Line(((20, 12), (5, 12)), width=2.4),
-        Line(((11, 5.5), (4.5, 12), (11, 18.5)), width=2.4),
-    ),
-    "search": (
-        Ring(10, 10, 7.5, width=2.6),
-        Line(((15.5, 15.5), (21, 21)), width=2.8),
-    ),
+    "recents": (Box(4.5, 4.5, 19.5, 19.5, radius=2), Box(7, 7, 17, 17, colour=PAPER)),
+    "arrow": (Line(((20, 12), (5, 12)), width=2.4), Line(((11, 5.5), (4.5, 12), (11, 18.5)), width=2.4)),
+    "search": (Ring(10, 10, 7.5, width=2.6), Line(((15.5, 15.5), (21, 21)), width=2.8)),
     "document": (
         Polygon(((5, 2.5), (14.5, 2.5), (19, 7), (19, 21.5), (5, 21.5))),
         *(Line(((8, y), (16, y)), width=1.6, colour=PAPER) for y in (10.5, 14, 17.5)),
