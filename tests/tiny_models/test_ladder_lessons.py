@@ -27,6 +27,7 @@ from scripts.tiny_models.ladder_lessons import (
     without_sight,
 )
 from scripts.tiny_models.lessons import text_lesson
+from scripts.tiny_models.probes import judge_parts
 
 
 async def test_every_family_of_lessons_is_solved_by_its_expert() -> None:
@@ -151,6 +152,27 @@ async def test_copies_repeat_words_of_the_instruction_without_a_screen() -> None
     assert [text for text in named + typed if not any(text in instruction for instruction in asked)] == []
 
 
+async def test_probes_judge_what_was_trained_part_by_part() -> None:
+    renderer = make_renderer(TINY_QWEN3_VL)
+    lesson = await demonstrate_on(3, TEMPLATES["train_39_open_date_time"])
+    datum = build_supervised_datum(renderer, lesson, name="lesson")
+    trained = [token if is_trained else -1 for token, is_trained in zip(_ids(datum), datum.loss_mask, strict=True)]
+    first_tap = next(i for i, token in enumerate(trained) if token >= 0 and "click" in renderer.decode([token]))
+    likely = [index != first_tap + 1 for index in range(len(trained))]  # all but the first number of a place
+
+    found = judge_parts(datum, likely, renderer)
+    num_calls = sum(isinstance(item, ToolCall) for item in lesson.items)
+    num_thoughts = sum(isinstance(item, Reasoning) for item in lesson.items)
+    assert {part: num for (part, is_right), num in found.items() if not is_right} == {"place": 1, "whole": 1}
+    assert (found["action", True], found["whole", True]) == (num_calls, num_calls - 1)
+    assert found["target", True] == found["labels", True] == found["end", True] == num_thoughts
+
+
 def _trained(datum: Datum, renderer: Renderer) -> str:
-    ids = datum.model_input.token_ids(-1)
-    return renderer.decode([token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained])
+    return renderer.decode(
+        [token for token, is_trained in zip(_ids(datum), datum.loss_mask, strict=True) if is_trained]
+    )
+
+
+def _ids(datum: Datum) -> tuple[int, ...]:
+    return datum.model_input.token_ids(-1)
