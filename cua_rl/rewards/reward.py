@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import fsum
+from operator import add
 
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.types.rollout import Reward
@@ -59,8 +60,9 @@ def pay_milestones(function: RewardFunction, amount: float) -> RewardFunction:
         if not reachable or not evidence.num_turns:
             return given
         reached = Counter(turn or evidence.num_turns for turn in reachable if turn is not None or evidence.success)
-        of_turns = tuple(amount * reached[index + 1] / len(reachable) for index in range(evidence.num_turns))
-        return replace(sum_parts({**given.parts, "milestones": fsum(of_turns)}), of_turns=of_turns)
+        shares = [amount * reached[index + 1] / len(reachable) for index in range(evidence.num_turns)]
+        of_turns = tuple(map(add, given.of_turns, shares)) if given.of_turns else tuple(shares)
+        return replace(sum_parts({**given.parts, "milestones": fsum(shares)}), of_turns=of_turns)
 
     return reward
 

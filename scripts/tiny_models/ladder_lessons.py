@@ -123,6 +123,12 @@ def name_digits(digits: str) -> list[str]:
     return [str(factor * int(digit) + offset) for digit, (factor, offset) in zip(digits, _DIGIT_NUMBERS, strict=False)]
 
 
+def answer_tokens() -> list[str]:
+    """What thoughts before an answer consist of, but for digits."""
+    names = (name_digits(str(digit) * len(_DIGIT_NUMBERS))[1:] for digit in range(10))
+    return [_ANSWER, ",", *sorted(set(chain.from_iterable(names)))]
+
+
 @lru_cache(maxsize=8)
 def find_digits(state: PhoneState) -> dict[tuple[int, int], str]:
     """By image token (x, y), the digits drawn there, from left to right; a fourth one goes to the next token."""

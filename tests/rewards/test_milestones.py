@@ -163,6 +163,14 @@ def test_a_way_around_the_milestones_costs_nothing() -> None:
     assert reward(ended(True, 3, (0, 0))) == binary_reward(ended(True, 3, ()))  # nothing to reach
 
 
+def test_what_a_function_of_the_users_pays_for_turns_is_added_to() -> None:
+    def own(_: Evidence) -> Reward:
+        return Reward(total=1.0, parts={"speed": 1.0}, of_turns=(0.5, 0.0))
+
+    paid = pay_milestones(own, AMOUNT)(ended(True, 2, (2,)))
+    assert (paid.total, paid.of_turns) == (1.6, (0.5, AMOUNT))
+
+
 def test_a_clip_bounds_the_reward_without_its_milestones() -> None:
     assert load_reward("comprehensive", 0.5, 0.6)(ended(True, 2, (1,))).total == pytest.approx(1.1)
 
