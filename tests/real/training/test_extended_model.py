@@ -12,7 +12,7 @@ from scripts.tiny_models.ladder_lessons import answer_tokens
 def test_tokens_that_were_never_written_are_set_apart_and_no_others_moved() -> None:
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(LADDER_QWEN3_VL / "tokenizer.json"))
-    rows = 0.1 * torch.randn(tokenizer.get_vocab_size(), 32) + 1.0
+    rows = 0.1 * torch.randn(tokenizer.get_vocab_size(), 32) + 0.2
     written = [tokenizer.token_to_id(name) for name in answer_tokens()]
     never = [written[0], written[1], *range(len(rows) - 150, len(rows))]
     rows[never] = torch.randn(32) + 1e-3 * torch.randn(len(never), 32)
@@ -26,4 +26,4 @@ def test_tokens_that_were_never_written_are_set_apart_and_no_others_moved() -> N
     for token_id in written:
         similarity = cosine_similarity(rows[token_id], rows)
         similarity[token_id] = 0.0
-        assert similarity.max() < 0.98
+        assert similarity.max() < 0.9
