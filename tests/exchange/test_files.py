@@ -149,6 +149,23 @@ def test_atif_has_what_the_format_asks_for_where_it_asks_for_it(tmp_path: Path) 
     assert first["metrics"]["prompt_tokens"] == len(first["metrics"]["prompt_token_ids"])
 
 
+def test_both_formats_say_which_turns_a_branch_shares_with_its_parent(tmp_path: Path) -> None:
+    record = next(one for one in records() if len(one.rollout.turns) > 1)
+    record = replace(record, rollout=replace(record.rollout, parent_id="p", fork_turn=1))
+    encoded = encode_record(record, IMAGE_TOKEN)
+    with ParquetWriter(tmp_path, encode_run(RUN)) as parquet, AtifWriter(tmp_path, encode_run(RUN)) as atif:
+        parquet.write(encoded)
+        atif.write(record, encoded)
+
+    (row,) = pq.read_table(tmp_path / "data" / "train-00000.parquet").to_pylist()
+    written = json.loads((tmp_path / "trajectories" / "000000.json").read_text())
+    assert (row["parent_id"], row["fork_turn"]) == ("p", 1)
+    _, first, *others = written["steps"]
+    assert [step.get("is_copied_context") for step in (first, *others)] == [True, *[None] * len(others)]
+    sampled = sum(len(turn.model.sampled_tokens) for turn in record.rollout.own_turns)
+    assert written["final_metrics"]["total_completion_tokens"] == sampled
+
+
 def test_data_sets_of_others_are_refused(tmp_path: Path) -> None:
     import pyarrow as pa
 
