@@ -196,7 +196,9 @@ class _AsyncRun:
                     taken = await self._take_batch(step)
                 dropped = self._buffer.take_dropped()
                 groups = sorted([*taken, *dropped], key=lambda scored: scored.group.index)
-                checked = await self._check_batch(step, [*taken, *(one for one in dropped if one.has_signal)], groups)
+                trains_all = self._settings.config.has_kl_term
+                trained = groups if trains_all else [*taken, *(one for one in dropped if one.has_signal)]
+                checked = await self._check_batch(step, trained, groups)
                 with clock.time("datums"):
                     batch = await build_step_batch(self._settings, groups)
                 result = TrainStepResult()
@@ -263,7 +265,6 @@ class _AsyncRun:
             BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))
         )
         train = self._settings.config
-        trained = groups if train.has_kl_term else trained
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
         metrics = lag_metrics(lags)

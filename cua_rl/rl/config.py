@@ -142,8 +142,8 @@ class LoopConfig(LearningConfig):
                 f"branching.num_siblings: expected at most group_size - 2, because a group has a whole rollout, a "
                 f"parent and its siblings, got {siblings} with group_size={self.group_size}; change one of them"
             )
-        compared = self.advantages, self.curriculum.replay_successes, self.loss.normalisation == "sequence_mean"
-        if siblings and compared != ("leave_one_out", False, False):
+        is_refused = self.curriculum.replay_successes or self.loss.normalisation == "sequence_mean"
+        if siblings and (is_refused or self.advantages != "leave_one_out"):
             raise ValueError(
                 "branching.num_siblings: expected advantages=leave_one_out without curriculum.replay_successes and "
                 f"loss.normalisation=sequence_mean, whose lengths are those of rollouts, got {self.advantages} and "

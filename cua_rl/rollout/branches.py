@@ -8,7 +8,7 @@ from that turn on, the parent's own continuation would not be one like those of 
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean
 from typing import Literal
@@ -99,13 +99,15 @@ def find_forks(
     for place, parent in enumerate(first[-num_parents:]):
         turn = choose_turn(whole, settings.at, random)
         if turn is not None and turn < len(parent.turns) and parent.reward is not None:
-            fork = Fork(parent_id=parent.rollout_id, turns=parent.turns[:turn])
-            if not parent.moments:
-                fork = replace(fork, arrival=parent.turns[turn])  # a harness does the turns again
-            elif moment := parent.moments[turn - 1]:
-                fork = replace(fork, moment=moment)
-            else:
+            moment = parent.moments[turn - 1] if parent.moments else None
+            if parent.moments and moment is None:
                 continue
+            fork = Fork(
+                parent_id=parent.rollout_id,
+                turns=parent.turns[:turn],
+                moment=moment,
+                arrival=None if parent.moments else parent.turns[turn],  # a harness does the turns again
+            )
             start = len(first) + place * settings.num_siblings
             forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
     return forks

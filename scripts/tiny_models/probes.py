@@ -78,7 +78,7 @@ def judge_parts(datum: Datum, likely: Sequence[bool], renderer: Renderer) -> Cou
 
 
 async def probe(model: Path, num_lessons: int, seed: int) -> None:
-    """Draw the lessons of each probe, score them in one pass, and print the shares."""
+    """Draw and score the lessons of each probe, and print the shares."""
     renderer = make_renderer(model)
     config = TrainerConfig(model_path=model, lora_rank=0, dtype="float32")
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ async def probe(model: Path, num_lessons: int, seed: int) -> None:
                 for datum, row in zip(datums, await client.forward(datums), strict=True):
                     found += judge_parts(datum, [logprob > math.log(0.5) for logprob in row], renderer)
                 line: dict[str, object] = {"figure": "probe", "probe": name}
-                for part in dict.fromkeys(part for part, _ in sorted(found)):
+                for part in sorted({part for part, _ in found}):
                     num_right, num = found[part, True], found[part, True] + found[part, False]
                     line[part] = [num_right, num, round(num_right / num, 3)]
                 print(json.dumps(line), flush=True)
