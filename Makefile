@@ -84,7 +84,7 @@ test-android: setup ## tests on an attached Android phone or emulator, whose set
 	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r constraints/ship.txt
 	touch $@
 
-test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files; try nginx.conf
+test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes, Ray and SkyPilot files; try nginx.conf
 	$(PYTHON) -m pytest -q deploy
 
 setup-tinker: setup ## make the environments of the tinker SDK, one for each version that is tested

@@ -199,7 +199,7 @@ def measure(
     recomputes: bool,
     rank: int,
     keeps_attention: bool = False,
-    sharding: Sharding = "none",
+    sharding: Sharding = "replicated",
     num_processes: int = 1,
     num_layers: int | None = None,
 ) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def measure(
     gib = {"weights": weights - trained, "adapter": trained, "saved": saved, "peak": live.peak}
     settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes}
     settings |= {"keeps_attention": keeps_attention, "lora_rank": rank}
-    if sharding != "none":
+    if sharding != "replicated":
         settings |= {"sharding": sharding, "num_processes": num_processes}
     return settings | {f"{name}_gib": round(size / 2**30, 3) for name, size in gib.items()}
 
@@ -293,7 +293,9 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 8192, 16384, 32768])
     parser.add_argument("--ranks", nargs="+", type=int, default=[32])
     parser.add_argument("--recomputed", action="store_true", help="do not measure kept activations")
-    parser.add_argument("--sharding", choices=["none", "full", "offload"], help="of a model whose layers are alike")
+    parser.add_argument(
+        "--sharding", choices=["replicated", "full", "offload"], help="of a model whose layers are alike"
+    )
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     for folder in arguments.folders:

@@ -12,7 +12,7 @@ from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.table import TaskSources, environment_of, parse_sources
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.task import Task, Template
-from cua_rl.types.errors import ConfigError
+from cua_rl.types.errors import ConfigError, boundary
 
 __all__ = [
     "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSources", "Template", "load_tasks", "parse_sources",
@@ -117,7 +117,8 @@ def _select(source: Source, run: Loading) -> Sequence[Template]:
             f"expected tasks that run on {device.name}, got source_type {source.source_type!r}; give training and "
             "evaluation tasks for one kind of device"
         )
-    candidates = source.load(replace(run, seed=seed))
+    with boundary(ConfigError, f"load the tasks of {source!r}"):
+        candidates = source.load(replace(run, seed=seed))
     names = [str(name) for name in source.task_names]
     for name in names:
         if not any(template.is_called(name) for template in candidates):
@@ -131,11 +132,9 @@ def _select(source: Source, run: Loading) -> Sequence[Template]:
         and (not names or any(template.is_called(name) for name in names))
     ]
     if not found:
-        is_split = isinstance(source, SplitSource) and source.split_type is not None
-        raise ConfigError(
-            f"expected at least one task, got none of {len(candidates)} from {source!r}; loosen "
-            f"{'train_ratio, ' if is_split else ''}category, difficulty, tags or task_names"
-        )
+        split = "train_ratio, " if isinstance(source, SplitSource) and source.split_type is not None else ""
+        do = f"loosen {split}category, difficulty, tags or task_names" if candidates else "add tasks there"
+        raise ConfigError(f"expected at least one task, got none of {len(candidates)} from {source!r}; {do}")
     if source.limit is not None and source.limit < len(found):
         kept = sorted(Random(f"limit-{seed}").sample(range(len(found)), source.limit))
         return [found[i] for i in kept]

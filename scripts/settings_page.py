@@ -82,7 +82,8 @@ A setting in a group has three names: `loss.clip_low`, the same with an undersco
 part, if no other group has it (`clip_low`). In Python, groups are objects:
 `CLIConfig(loss=LossConfig(clip_low=0.5))`. `--help` shows the settings that most people need, `--help loss` a
 group, `--help all` everything. Set API keys and tokens in the environment or in `.env` (`env.example`),
-or name a private file: `--gbox_api_key_file PATH` reads `gbox_api_key`. Every user of a machine can read arguments.
+or name a private file: `--gbox_api_key_file PATH` reads `gbox_api_key`. Every user of a machine can read
+command-line arguments.
 """
 
 

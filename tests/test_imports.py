@@ -127,3 +127,43 @@ def test_a_circle_is_found_even_if_one_of_its_imports_is_in_a_function(tmp_path:
     circle = find_circle(find_imports(package))
 
     assert set(circle) == {"package.one", "package.two", "package.three"}
+
+
+ENVIRONMENTS = Path("cua_rl/environments")
+
+
+def find_neighbours(root: Path, shared: str = "android") -> set[tuple[str, str]]:
+    """Folders of environments, each with another one that it imports from; all may use the `shared` one."""
+    return {
+        (path.relative_to(root).parts[0], name.split(".")[2])
+        for path in root.glob("*/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for alias in node.names
+        for name in [f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name]
+        if name.startswith("cua_rl.environments.")
+        and (root / name.split(".")[2]).is_dir()
+        and name.split(".")[2] not in (shared, path.relative_to(root).parts[0])
+    }
+
+
+def test_environments_know_nothing_of_one_another() -> None:
+    assert find_neighbours(ENVIRONMENTS) == set()
+
+
+def test_an_environment_that_imports_another_one_is_found(tmp_path: Path) -> None:
+    for name in ("boards", "desktop", "android"):
+        (tmp_path / name / "screens").mkdir(parents=True)
+    (tmp_path / "boards/screens/a.py").write_text(
+        "import cua_rl.environments.desktop.device\n"
+        "from cua_rl.environments import contract\n"
+        "from cua_rl.environments.android import folders\n"
+        "from cua_rl.environments.boards.screens import b\n"
+    )
+
+    assert find_neighbours(tmp_path) == {("boards", "desktop")}
+
+
+def test_the_folder_of_every_environment_is_a_package() -> None:
+    """Import contracts do not see others."""
+    assert [path for path in ENVIRONMENTS.glob("*/environment.py") if not (path.parent / "__init__.py").exists()] == []

@@ -119,11 +119,9 @@ class SettingNames:
             choices = ", ".join(setting.name for setting in found)
             raise ConfigError(f"expected one setting, got {name!r}, which several groups have; choose among {choices}")
         if not found:
-            near = difflib.get_close_matches(name, self.all, n=1, cutoff=0.5)
-            if not near:
-                leaves = {path.rpartition(".")[2]: path for path in self.all}
-                near = [leaves[leaf] for leaf in difflib.get_close_matches(name, leaves, n=1, cutoff=0.5)]
-            advice = f"did you mean {near[0]!r}?" if near else "see --help"
+            names = {path.rpartition(".")[2]: path for path in self.all} | {path: path for path in self.all}
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            advice = f"did you mean {names[near[0]]!r}?" if near else "see --help"
             raise ConfigError(f"expected the name of a setting, got {name!r}; {advice} (--help all lists all of them)")
         return found[0]
 

@@ -318,7 +318,7 @@ async def check_two_processes(exam: Examination) -> Finding:
         return Finding(verdict="not tried", got="no step of one process to compare with")
     exam.there -= {"server", "trainer"}
     await exam.stack.aclose()
-    pair: TrainerConfig = with_values(config, num_processes=2, gpu_names=gpus[:2], sharding="none")
+    pair: TrainerConfig = with_values(config, num_processes=2, gpu_names=gpus[:2], sharding="replicated")
     async with TrainingClient(pair, exam.folder / "logs" / "two_processes.log") as exam.trainer:
         norm = await take_short_step(exam)
     got = f"|gradient| {norm:.4g}, of one process {exam.grad_norm:.4g}"

@@ -1,7 +1,7 @@
 """The contract of an environment: its task sources, its devices, and what a run must know about it beforehand.
 
 Each folder beside this module holds environments, which know nothing of one another; `environments/table.py` lists
-them. Other packages add theirs with an entry point (AGENTS.md).
+them. Other packages add theirs with an entry point (docs/devices.md).
 """
 
 import os

@@ -24,23 +24,28 @@ ENTRY_POINTS = "cua_rl.environments"
 """The group of entry points with which other packages name their `Environment`s."""
 
 
+_OWN = (SIMULATOR, ADB, GBOX, GYM, MINIWOB, DJANGO_ADMIN, PAGE, WEB, DESKTOP, HARNESS)
+
+
 def _load_others() -> Iterator[Environment]:
+    taken = {name for environment in _OWN for name in _names(environment)}
     for point in entry_points(group=ENTRY_POINTS):
         where = f"{point.value!r}, an entry point {ENTRY_POINTS!r} (correct it, or uninstall its package)"
         with boundary(ConfigError, f"load the environment {where}"):
             environment: object = point.load()
         if not isinstance(environment, Environment):
             raise ConfigError(f"expected an Environment at {where}, got {environment!r}")
+        if twice := taken & _names(environment):
+            raise ConfigError(f"expected names that no other environment has, got {sorted(twice)} at {where}")
+        taken |= _names(environment)
         yield environment
 
 
-ENVIRONMENTS: Mapping[str, Environment] = {
-    environment.name: environment
-    for environment in (
-        *(SIMULATOR, ADB, GBOX, GYM, MINIWOB, DJANGO_ADMIN, PAGE, WEB, DESKTOP, HARNESS),
-        *_load_others(),
-    )
-}
+def _names(environment: Environment) -> set[str]:
+    return {environment.name, *(name for source in environment.sources for name in source.source_types)}
+
+
+ENVIRONMENTS: Mapping[str, Environment] = {environment.name: environment for environment in (*_OWN, *_load_others())}
 SOURCES: Mapping[str, tuple[Environment, type[Source]]] = {
     source_type: (environment, source)
     for environment in ENVIRONMENTS.values()
@@ -92,8 +97,11 @@ def _parse_source(item: object) -> Source:
     owners: dict[str, list[str]] = {}
     for source_type, (_, source) in SOURCES.items():
         for field in fields(source):
-            owners.setdefault(field.name, []).append(source_type)
-    given.require_keys(owners)
+            if field.metadata or field.name == "source_type":
+                owners.setdefault(field.name, []).append(source_type)
+    # of a long list, a message shows the first names: those of this type of source, its own ones first
+    chosen_type = given.raw.get("source_type")
+    given.require_keys(sorted(owners, key=lambda key: (chosen_type not in owners[key], len(owners[key]))))
     chosen = given.choice("source_type", list(SOURCES))
     if chosen is None:
         raise ConfigError(

@@ -107,7 +107,7 @@ def trainer_parts(request: Request, way: WayToTrain, gpus: GpuPlacement) -> dict
     scale = 2 if request.is_float32 else 1
     in_use = 2 * model.layer_parameters  # one layer computes while the next one arrives
     match way.sharding:
-        case "none":
+        case "replicated":
             held, whole, in_use = model.parameters, model.parameters, 0
         case "full" | "hybrid":
             split, whole = model.decoder_parameters + model.vision_parameters, model.embedding_parameters

@@ -210,8 +210,8 @@ def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
     """Raise `ConfigError` for a sharding that does not suit the number of processes."""
     if wanted == "full" and num_processes == 1:
         raise ConfigError(
-            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer.num_processes, or name several trainer.gpus"
+            "trainer.sharding: expected 'replicated' with one trainer process, which holds the whole model, got 'full'"
+            "; set trainer.num_processes, or name several trainer.gpus"
         )
     if wanted == "offload" and num_processes > 1:
         raise ConfigError(
@@ -295,11 +295,11 @@ def _fill_gpus(request: Request, gpus: GpuPlacement, num_contexts: int) -> Memor
 def _ways_to_train(request: Request, gpus: GpuPlacement) -> Iterator[WayToTrain]:
     """The fastest first. On a shared GPU, the KV cache gets what kept attention would take: it runs more rollouts."""
     trainer, context = request.trainer, request.context_tokens
-    shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
+    shardings: list[Sharding] = ["replicated", "full"] if gpus.num_trainer_processes > 1 else ["replicated", "offload"]
     if trainer.sharding is not None:
         shardings = [trainer.sharding]
     elif trainer.adapts_vision:
-        shardings = ["none"]
+        shardings = ["replicated"]
     elif request.model.num_experts or not trainer.lora_rank:
         shardings = [one for one in shardings if one != "offload"]  # which is for frozen linear layers, not for experts
     rows = dict.fromkeys(max(row, context) for row in (ROW_TOKENS, context))
@@ -346,7 +346,7 @@ def _plan_on_cpu(request: Request) -> MemoryBudget:
         gpus=gpus,
         gradient_checkpointing=recomputes,
         micro_batch_tokens=row,
-        sharding=wanted.sharding or "none",
+        sharding=wanted.sharding or "replicated",
         max_num_seqs=request.server.max_num_seqs or DEFAULT_NUM_SEQS,
         trainer=trainer,
         server=server,
@@ -359,7 +359,7 @@ def _plan_unmeasured(request: Request) -> MemoryBudget:
     wanted, gpus = request.trainer, request.gpus()
     recomputes = True if wanted.gradient_checkpointing is None else wanted.gradient_checkpointing
     row = wanted.micro_batch_tokens or max(ROW_TOKENS, request.context_tokens)
-    sharding = wanted.sharding or "none"
+    sharding = wanted.sharding or "replicated"
     way = WayToTrain(recomputes=recomputes, keeps_attention=False, sharding=sharding, row=row)
     return MemoryBudget(
         machine=request.machine,

@@ -87,7 +87,7 @@ MACHINE_PRESETS: Mapping[PresetName, MachinePreset] = {
     "4xh100-32b": MachinePreset(machine="4x79.6", settings=_on_80_gb("32B", max_turns=15, max_model_len=22528)),
     "8xh100-30b-a3b": MachinePreset(
         machine="8x79.6",
-        # a GPU that holds the model has room for two contexts beside it; two GPUs that share it, for 24 (docs/gpus.md)
+        # a GPU that holds the model has room for two contexts beside it; two GPUs that share it, for 24
         settings={**_on_80_gb("30B-A3B", max_turns=20, max_model_len=32768), "server.tensor_parallel": 2},
     ),
 }

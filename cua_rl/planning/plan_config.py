@@ -23,7 +23,7 @@ _RECORDED = (
 class Assumptions:
     """Durations and lengths; None takes them from the recorded run, or without one the value in brackets."""
 
-    num_turns: float | None = setting(None, "turns of a rollout, mean [half of max_turns]", at_least=1)
+    num_turns: float | None = setting(None, "mean turns of a rollout [half of max_turns]", at_least=1)
     start_s: float | None = setting(None, "seconds from the lease of a device to the first turn [5]", at_least=0)
     device_s: float | None = setting(None, "mean seconds for action and screenshot between two turns [2]", at_least=0)
     device_sigma: float | None = setting(
@@ -33,18 +33,20 @@ class Assumptions:
     )
     end_s: float | None = setting(None, "seconds from the last answer to the reward [1]", at_least=0)
     screen_kb: float | None = setting(
-        None, "KB of a screenshot, for controller_s; taken from recorded runs [300, as of 1080x2400]", at_least=0
+        None, "KB of a screenshot, for controller_s; taken from recorded runs [300, as for 1080x2400]", at_least=0
     )
     controller_s: float | None = setting(
         None,
-        "processor time of the controller per turn [by screen_kb and tokens; on a CPU, part of the others]",
+        "processor seconds of the controller per turn [from screen_kb and tokens; on a CPU, part of the others]",
         at_least=0,
     )
     constant_group_frac: float | None = setting(
         None, "share of groups whose rollouts all succeed or all fail, on which nothing is trained [0.3]", at_least=0
     )
-    save_s: float | None = setting(None, "seconds in which the trainer writes the adapter [1]", at_least=0)
-    publish_s: float | None = setting(None, "seconds in which the servers load and verify the adapter [3]", at_least=0)
+    save_s: float | None = setting(None, "seconds that the trainer takes to write the adapter [1]", at_least=0)
+    publish_s: float | None = setting(
+        None, "seconds until servers have loaded and verified the adapter [3]", at_least=0
+    )
     screen_tokens: int | None = setting(
         None, "tokens of a screenshot; None assumes 1080x2400, scaled to server.max_pixels", at_least=1
     )

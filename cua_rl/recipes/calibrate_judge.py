@@ -47,11 +47,11 @@ class CalibrateConfig:
     num_rollouts: int = setting(
         300, "maximum number of rollouts to judge, drawn at random from those with a validator", at_least=1
     )
-    seed: int = setting(0, "seed of that random choice", at_least=0)
+    seed: int = setting(0, "seed of the random choice of rollouts", at_least=0)
     log_dir: str | None = setting(
-        None, "folder in whose judge_calibrations the results are written, where training finds them; None is ./runs"
+        None, "the results are written to judge_calibrations/ in it, where training finds them; None is ./runs"
     )
-    out: str | None = setting(None, "file for the results, instead of that folder")
+    out: str | None = setting(None, "file for the results, instead of judge_calibrations/")
     judge: JudgeConfig = chz.field(default_factory=JudgeConfig)
 
     @chz.validate

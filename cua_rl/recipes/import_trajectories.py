@@ -55,7 +55,7 @@ class ImportTrajectoriesConfig:
     format: Format | None = setting(None, "external files: their format; None detects it for each trajectory")
     device: DeviceKind | None = setting(
         None,
-        "external files: kind of device, which decides which actions are taught; None reads it from the file",
+        "external files: kind of device; it decides which actions are taught; None reads it from the file",
     )
     display: str | None = setting(
         None,

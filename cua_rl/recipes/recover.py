@@ -31,14 +31,14 @@ class RecoverConfig(ContinuedRun):
 
     by: str | None = setting(
         None,
-        "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
+        "who continues: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
         "the run's newest checkpoint",
     )
     num_rollouts: int = setting(16, "failed rollouts to recover from, the latest first, one of each group", at_least=1)
-    num_turns: int = setting(3, "turns of each to go on from until a sibling succeeds, the last first", at_least=1)
-    num_siblings: int = setting(4, "rollouts that go on from each of these turns", at_least=1)
-    max_concurrent_rollouts: int = setting(16, "most rollouts and devices at a time", at_least=1)
-    seed: int = setting(0, "seed of the answers", at_least=0)
+    num_turns: int = setting(3, "turns of each to continue from, the last first, until a sibling succeeds", at_least=1)
+    num_siblings: int = setting(4, "rollouts that continue from each of these turns", at_least=1)
+    max_concurrent_rollouts: int = setting(16, "maximum rollouts and devices at a time", at_least=1)
+    seed: int = setting(0, "seed of the sampled answers", at_least=0)
 
 
 async def cli_main(config: RecoverConfig, environ: Mapping[str, str] = os.environ) -> None:

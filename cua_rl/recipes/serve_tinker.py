@@ -73,11 +73,11 @@ class ServeTinkerConfig:
     host: str = setting("127.0.0.1", "address to listen on; nothing is encrypted: beyond loopback, use a proxy")
     port: int = setting(8300, "port to listen on, 0 for a free one", at_least=0)
     new_key: str | None = setting(
-        None, "make and print a key with this name; the service makes and prints its first key without it"
+        None, "make and print a key with this name; the first one is made without it, unless TINKER_API_KEY is set"
     )
     lora_rank: int = setting(32, "largest rank of an adapter", at_least=1)
     max_models: int = setting(
-        4, "models in the trainer at a time; for another, the least recently used one leaves", at_least=1
+        4, "maximum models in the trainer at a time; another one displaces the least recently used", at_least=1
     )
     log_path: str | None = setting(
         None, "folder of the service, with its checkpoints; None is a folder in ./runs named after the model"

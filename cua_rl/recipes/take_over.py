@@ -33,7 +33,7 @@ class TakeOverConfig(ContinuedRun):
     turn: int = setting(1, "first turn that is not repeated, counted from 1 as in the monitor", at_least=1)
     by: str | None = setting(
         None,
-        "who goes on: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
+        "who continues: base, a step of the run, or an adapter of another run (a folder, a run, or run@step); None is "
         "you, at this terminal",
     )
 

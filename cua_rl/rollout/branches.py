@@ -37,14 +37,14 @@ class BranchingSettings:
 
     num_siblings: int = setting(
         0,
-        "siblings of a parent: rollouts that go on from one of its turns; they count in group_size; needs "
-        "advantages=leave_one_out; 0: none",
+        "rollouts that continue from one turn of a parent rollout (its siblings); they count towards group_size; needs "
+        "advantages=leave_one_out; 0 for none",
         at_least=0,
     )
     at: ForkRule = setting(
         "random_turn",
-        "fork turn, by the group's rollouts without siblings: random_turn: a random turn of these; highest_entropy: "
-        "the turn at which their sampled answers were least likely on average",
+        "turn from which siblings continue, chosen by the group's rollouts without siblings: random_turn: at random "
+        "among theirs; highest_entropy: that at which their sampled answers were least likely on average",
     )
 
     def num_parents(self, group_size: int) -> int:

@@ -42,6 +42,9 @@ def prepare_devices(config: RolloutConfig, log_path: Path, environ: Mapping[str,
     """Resolve the configured devices; raises `ConfigError` if they cannot work."""
     sources = parse_sources(config.tasks)
     environment = find_environment(sources, config.device)
+    if config.device != DEFAULT_DEVICE and not environment.is_configured:
+        got = f"{config.device!r}, but tasks of {environment.name} bring their own devices"
+        raise ConfigError(f"device: expected none, got {got}; leave device and box_type out")
     order = DeviceOrder(
         sources=sources,
         environments=ENVIRONMENTS,

@@ -196,10 +196,10 @@ def check_trainer(trainer: TrainerConfig, environ: Mapping[str, str], *, is_here
 
     `is_here`: the run is on this machine, not planned for another.
     """
-    if trainer.loader == "unsloth" and trainer.sharding not in (None, "none"):
+    if trainer.loader == "unsloth" and trainer.sharding not in (None, "replicated"):
         raise ConfigError(
-            "trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto each GPU, "
-            f"got {trainer.sharding!r}; leave one of them out"
+            "trainer.sharding: expected 'replicated' with trainer.loader=unsloth, which loads the whole model onto "
+            f"each GPU, got {trainer.sharding!r}; leave one of them out"
         )
     if trainer.num_nodes is None:
         if is_here:

@@ -164,6 +164,7 @@ def learning_config(run: RecordedTraining, row: Step, model_path: Path) -> LoopC
     chosen: Mapping[str, Any] = settings.get("memory_plan", {}).get("settings", {})
     num_processes = settings.get("gpu_plan", {}).get("trainer", {}).get("num_processes")
     row_tokens = (row.metrics or {}).get("optim/micro_batch_tokens", chosen.get("trainer.micro_batch_tokens"))
+    sharding = chosen.get("trainer.sharding")
     trainer = with_values(
         config.trainer,
         model_path=model_path,
@@ -172,7 +173,7 @@ def learning_config(run: RecordedTraining, row: Step, model_path: Path) -> LoopC
         max_pixels=stored_setting(settings, "server.max_pixels"),
         micro_batch_tokens=None if row_tokens is None else int(row_tokens),
         gradient_checkpointing=chosen.get("trainer.gradient_checkpointing"),
-        sharding=chosen.get("trainer.sharding"),
+        sharding="replicated" if sharding == "none" else sharding,  # the name in older runs
         num_processes=num_processes,
         num_nodes=None,
         max_restarts=0,

@@ -100,7 +100,7 @@ def plan_trainer(request: Request) -> MemoryBudget:
     """The memory of what the run starts; its trainer may be on other nodes. Raises `ConfigError` if it cannot fit."""
     trainer, is_here = request.trainer, request.has_trainer and request.trainer.num_nodes is None
     if trainer.loader == "unsloth":  # loads the whole model onto each GPU
-        trainer = with_values(trainer, sharding="none")
+        trainer = with_values(trainer, sharding="replicated")
     if trainer.gradient_checkpointing is None and not is_here:
         trainer = with_values(trainer, gradient_checkpointing=True)  # the memory of other nodes is not known here
     memory = plan_memory(replace(request, trainer=trainer, has_trainer=is_here))

@@ -58,7 +58,7 @@ class AgentSettings:
         None, "agent=external: command started for each rollout, with its parameters in environment variables"
     )
     environment: tuple[str, ...] = setting(
-        (), "names of environment variables that such a command gets in addition to PATH, language and time zone"
+        (), "names of environment variables that these commands get in addition to PATH, language and time zone"
     )
     url: str | None = setting(
         None, "agent=external: address of a server that receives each rollout and responds when the rollout is done"
@@ -111,7 +111,7 @@ class RunConfig:
     """What all runs have in common: model, tasks and folder."""
 
     model_name: str | None = setting(
-        None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
+        None, "folder or hub id of a vision-language model (docs/models.md); None uses the included tiny model"
     )
     renderer_name: str | None = setting(
         None,

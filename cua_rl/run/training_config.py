@@ -48,12 +48,12 @@ class MonitorSettings:
     """The run's own Training Monitor, and a remote one to which the run is sent."""
 
     show: bool = setting(True, "start a Training Monitor for the run on the loopback address", for_group=True)
-    port: int | None = setting(None, "port of that monitor; None is 8720, or a free one", within=(0, 65535))
+    port: int | None = setting(None, "port of the run's own monitor; None is 8720, or a free one", within=(0, 65535))
     base_url: str | None = setting(None, "address of a remote monitor to which the run is sent; also MONITOR_BASE_URL")
     project_id: str | None = setting(None, "project on the remote monitor, for links; also PROJECT_ID")
     project_token: str | None = setting(
         None,
-        "token of that project, never stored; set MONITOR_PROJECT_TOKEN in the environment or project_token_file=PATH",
+        "token of the remote project, never stored; set MONITOR_PROJECT_TOKEN or project_token_file=PATH",
     )
 
 

@@ -29,7 +29,7 @@ class ServerConfig:
         None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
     )
     max_num_seqs: int | None = setting(
-        None, "maximum batch size, requests; None is 128, or what fits into the KV cache halfway through", at_least=1
+        None, "maximum batch size, requests; None is 128, or the half-full contexts that the KV cache holds", at_least=1
     )
     max_images: int | None = setting(
         None, "maximum screenshots per prompt; None computes it from history and turns", at_least=1

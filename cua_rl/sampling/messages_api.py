@@ -125,8 +125,7 @@ def message_events(message: JsonDict) -> Iterator[bytes]:
         events.append({"type": "content_block_delta", "index": index, "delta": delta})
         events.append({"type": "content_block_stop", "index": index})
     ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
-    events.append({"type": "message_delta", "delta": ended, "usage": message["usage"]})
-    events.append({"type": "message_stop"})
+    events += {"type": "message_delta", "delta": ended, "usage": message["usage"]}, {"type": "message_stop"}
     for event in events:
         yield event_bytes(event, name=event["type"])
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import hypot
+from statistics import fmean
 
 from cua_rl.agent.device_step import cursor_after
 from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, parse_action
-from cua_rl.metrics import mean_of
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.generation import GenerateParams
@@ -68,7 +68,7 @@ class ActionExam:
             "/click": [is_right for action, is_right in right if isinstance(action, _AtPoint)],
             "/text": [is_right for action, is_right in right if isinstance(action, actions.TypeText)],
         }
-        shares = {f"{ACTION_ACCURACY}{part}": mean_of(counted).value for part, counted in parts.items() if counted}
+        shares = {f"{ACTION_ACCURACY}{part}": fmean(counted) for part, counted in parts.items() if counted}
         return {**shares, "eval/held_out/num_actions": float(len(pairs))}
 
     async def _answer(self, step: HeldOutStep) -> Action | Finish | None:

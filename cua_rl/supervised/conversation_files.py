@@ -68,28 +68,27 @@ def open_conversation_file(path: Path, renderer: Renderer, *, max_tokens: int) -
         ConfigError: the file does not exist, is empty, or has a line that cannot be trained on; the message names it.
     """
     lines: list[ConversationLine] = []
-    with boundary(ConfigError, f"data: expected a file of conversations at {str(path)!r}"):
-        with path.open("rb") as file:
-            offset_bytes = 0
-            for number, raw in enumerate(file, start=1):
-                if raw.strip():
-                    datum = build_line_datum(path, number, raw, renderer)
-                    num_tokens, chunks = datum.model_input.length, datum.model_input.chunks
-                    if num_tokens > max_tokens:
-                        raise ConfigError(
-                            f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the "
-                            "conversation, or raise max_model_len if the model can hold more"
-                        )
-                    content = [one.image.sha256 if isinstance(one, ImageChunk) else one.tokens for one in chunks]
-                    lines.append(
-                        ConversationLine(
-                            number=number,
-                            offset_bytes=offset_bytes,
-                            content_sha256=sha256(repr((content, datum.loss_mask)).encode()).hexdigest(),
-                            num_tokens=num_tokens,
-                        )
+    with boundary(ConfigError, f"data: expected a file of conversations at {str(path)!r}"), path.open("rb") as file:
+        offset_bytes = 0
+        for number, raw in enumerate(file, start=1):
+            if raw.strip():
+                datum = build_line_datum(path, number, raw, renderer)
+                num_tokens, chunks = datum.model_input.length, datum.model_input.chunks
+                if num_tokens > max_tokens:
+                    raise ConfigError(
+                        f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the "
+                        "conversation, or raise max_model_len if the model can hold more"
                     )
-                offset_bytes += len(raw)
+                content = [one.image.sha256 if isinstance(one, ImageChunk) else one.tokens for one in chunks]
+                lines.append(
+                    ConversationLine(
+                        number=number,
+                        offset_bytes=offset_bytes,
+                        content_sha256=sha256(repr((content, datum.loss_mask)).encode()).hexdigest(),
+                        num_tokens=num_tokens,
+                    )
+                )
+            offset_bytes += len(raw)
     if not lines:
         raise ConfigError(f"data: expected conversations, one a line, got {str(path)!r} without any; fill the file")
     return ConversationFile(path=path, lines=tuple(lines), renderer=renderer)

@@ -18,7 +18,7 @@ LossName = Literal[
 ]
 Loader = Literal["hf", "unsloth"]
 Kernels = Literal["torch", "compiled"]
-Sharding = Literal["none", "full", "hybrid", "offload"]
+Sharding = Literal["replicated", "full", "hybrid", "offload"]
 RateSchedule = Literal["constant", "linear", "cosine"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
@@ -77,9 +77,9 @@ class TrainerConfig:
     num_threads: int | None = setting(None, "threads of each process on a CPU; None is one per core", at_least=1)
     sharding: Sharding | None = setting(
         None,
-        "weights on each GPU: none: all of them; full: a shard of each layer (FSDP); hybrid: the same, but each of "
-        "trainer.num_nodes nodes holds all shards; offload: one layer at a time, from main memory; None is the first "
-        "of none, full and offload that fits, or none with trainer.num_nodes",
+        "weights on each GPU: replicated: all of them; full: a shard of each layer (FSDP); hybrid: the same, but each "
+        "of trainer.num_nodes nodes holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of replicated, full and offload that fits, or replicated with trainer.num_nodes",
     )
     vision_cache_gib: float | None = setting(
         None,
@@ -95,8 +95,7 @@ class TrainerConfig:
     )
     max_restarts: int = setting(
         2,
-        "restarts of the trainer after one of its processes dies, at most this many for one request; 0 ends the run "
-        "instead",
+        "maximum number of trainer restarts for one request, after one of its processes died; 0 ends the run instead",
         at_least=0,
     )
     parity_limit: float | None = setting(
@@ -240,7 +239,7 @@ class CheckpointSettings:
 class LearningConfig:
     """How a model learns, from rewards or from examples, and what a run records and saves."""
 
-    lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (sft)", at_least=0)
+    lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights (recipes.sft only)", at_least=0)
     load_checkpoint_path: str | None = setting(
         None, "folder weights/<step> of an earlier run, or run@step, to start from with a fresh optimizer"
     )
@@ -256,7 +255,7 @@ class LearningConfig:
     wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
     wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
     eval_every: int = setting(10, "steps between evaluations; 0 evaluates only before and after training", at_least=0)
-    save_every: int = setting(10, "steps between checkpoints that stay; 0 keeps only the last one", at_least=0)
+    save_every: int = setting(10, "steps between saved checkpoints; 0 saves only the last one", at_least=0)
     adam: OptimConfig = chz.field(default_factory=OptimConfig)
     trainer: TrainerConfig = chz.field(default_factory=TrainerConfig)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)

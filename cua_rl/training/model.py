@@ -169,8 +169,8 @@ class PolicyModel:
         trains_vision, is_streamed = spec is None or spec.adapts_vision, self._config.sharding == "offload"
         if trains_vision and (is_streamed or (self.is_sharded and spec is not None)):
             raise ConfigError(
-                "sharding: expected 'none' where adapters on the vision tower are trained, and 'none' or 'full' where "
-                f"all weights are, got {self._config.sharding!r}; train an adapter on the language model"
+                "sharding: expected 'replicated' where adapters on the vision tower are trained, and 'replicated' or "
+                f"'full' where all weights are, got {self._config.sharding!r}; train an adapter on the language model"
             )
 
     def scores(
@@ -260,10 +260,10 @@ class PolicyModel:
             dtype = "auto"  # converted one by one as they leave main memory, of which all processes share the pages
         attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
         if config.loader == "unsloth":
-            if config.sharding not in (None, "none"):
+            if config.sharding not in (None, "replicated"):
                 raise ConfigError(
-                    f"trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto "
-                    f"each GPU, got {config.sharding!r}; set trainer.loader=hf"
+                    f"trainer.sharding: expected 'replicated' with trainer.loader=unsloth, which loads the whole model "
+                    f"onto each GPU, got {config.sharding!r}; set trainer.loader=hf"
                 )
             base = load_with_unsloth(config.model_path, dtype=dtype, device=self.device, trains_base=trains_base)
             base.set_attn_implementation(attention)  # Unsloth chooses one while it loads

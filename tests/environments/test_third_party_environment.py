@@ -54,6 +54,7 @@ def test_it_passes_its_own_test_and_can_be_trained_on_with_the_embedded_model(tm
         ("my_icons:IconScreens", "expected an Environment at 'my_icons:IconScreens'"),
         ("my_icon:ENVIRONMENT", "No module named 'my_icon'"),
         ("my_icons:ENVIRONMENTS", "has no attribute 'ENVIRONMENTS'"),
+        ("cua_rl.environments.table:DESKTOP", "expected names that no other environment has, got ['desktop']"),
     ],
 )
 def test_a_package_whose_entry_point_leads_nowhere_is_named(tmp_path: Path, entry_point: str, complaint: str) -> None:

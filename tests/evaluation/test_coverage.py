@@ -1,7 +1,7 @@
 """How often 95 % intervals hold the truth; `python -m tests.evaluation.test_coverage 20000` prints the whole table.
 
-Tasks are drawn from a population with beta-distributed success rates: all alike (spread inf), of any kind, half always
-and half never solved (spread 0). A run of the suite draws fewer evaluations than the table.
+Tasks are drawn from a population with beta-distributed success rates: all alike (spread inf), of any kind, each
+always or never solved (spread 0). A run of the suite draws fewer evaluations than the table.
 """
 
 import sys

@@ -133,7 +133,7 @@ def test_a_trainer_with_gpus_of_its_own_keeps_the_results_of_attention_if_they_f
     assert "kept attention 4.7" in alone.table()
     # beside a server, the KV cache gets the memory; for 20,480 tokens, 17.8 GiB and 5.8 are more than 96 % of 23.4
     assert (shared.gradient_checkpointing, shared.keeps_attention) == (True, False)
-    assert (crowded.gradient_checkpointing, crowded.keeps_attention, crowded.sharding) == (True, False, "none")
+    assert (crowded.gradient_checkpointing, crowded.keeps_attention, crowded.sharding) == (True, False, "replicated")
 
 
 def test_the_feature_cache_holds_a_steps_screenshots_if_main_memory_has_room() -> None:
@@ -212,7 +212,7 @@ def supervised(size: str, machine: str, rank: int) -> Request:
 def test_supervised_runs_are_planned_without_a_server() -> None:
     whole, sharded = plan_memory(supervised("4B", "1x80", 32)), plan_memory(supervised("32B", "4x40", 32))
 
-    assert (whole.server, whole.sharding, whole.gpus.num_trainer_processes) == ({}, "none", 1)
+    assert (whole.server, whole.sharding, whole.gpus.num_trainer_processes) == ({}, "replicated", 1)
     assert (sharded.server, sharded.sharding, sharded.gpus.num_trainer_processes) == ({}, "full", 4)
 
 
@@ -357,7 +357,7 @@ IMPOSSIBLE = [
     request("32B", "1x80"),
     request("32B", "2x80"),
     request("32B", "4x40"),
-    request("32B", "4x80", trainer=TrainerConfig(sharding="none")),
+    request("32B", "4x80", trainer=TrainerConfig(sharding="replicated")),
     request("32B", "4x80", server=ServerConfig(tensor_parallel=1)),
     request("32B", "4x80", context=65536),
     request("30B-A3B", "1x80"),
@@ -508,7 +508,7 @@ def test_a_day_of_unequal_steps_and_restarts_leaves_three_percent_of_the_gpu_fre
     # a step every ten minutes
     found = least_free_share_of_a_day(wanted, plan, num_steps=144, seed=1)
 
-    assert found == pytest.approx(free, abs=0.005)  # as docs/gpus.md has it
+    assert found == pytest.approx(free, abs=0.005)  # as docs/dev/gpus.md has it
     assert found >= 0.03
     server = outside_bytes(plan.gpus.tensor_parallel) / usable_bytes(wanted.machine.gpu_gib or 0.0)
     assert plan.gpus.gpu_memory_utilization + server <= 0.97
@@ -519,7 +519,7 @@ def test_the_plan_of_a_preset_is_within_ten_percent_of_the_peak_of_its_own_row(n
     plan, model = preset_plan(name), str(CLIConfig(preset=name).model_name).partition("/")[2]
     row = {"model": model, "num_tokens": plan.micro_batch_tokens, "recomputes": True, "lora_rank": 32}
     row |= {"keeps_attention": plan.keeps_attention}
-    if plan.sharding != "none":
+    if plan.sharding != "replicated":
         row |= {"sharding": plan.sharding, "num_processes": plan.gpus.num_trainer_processes}
     (found,) = [one for one in PRESET_PEAKS if row.items() <= one.items()]
 

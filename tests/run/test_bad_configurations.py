@@ -66,12 +66,15 @@ BAD = [
     (["gpus=0"], "choose among server.gpus, trainer.gpus"),
     (["loss=cross_entropy"], "expected loss to be one of importance_sampling, ppo"),
     (["server_gpus=0,0"], "server.gpus: expected"),
-    (["trainer_sharding=full", "trainer_num_processes=1"], "trainer.sharding: expected 'none'"),
+    (["trainer_sharding=full", "trainer_num_processes=1"], "trainer.sharding: expected 'replicated'"),
     (["trainer.context_parallel=2"], "trainer.context_parallel: expected a divisor of the 1 trainer processes"),
     (["trainer_sharding=hybrid"], "trainer.sharding: expected 'full' on one machine"),
     (["trainer.loader=unsloth"], "trainer.loader=unsloth: expected the package unsloth, got none"),
     (["trainer.kernels=liger"], "expected trainer.kernels to be one of torch, compiled"),
-    (["trainer.loader=unsloth", "trainer.sharding=full"], "trainer.sharding: expected 'none' with trainer.loader"),
+    (
+        ["trainer.loader=unsloth", "trainer.sharding=full"],
+        "trainer.sharding: expected 'replicated' with trainer.loader",
+    ),
     (["trainer.num_nodes=2"], "trainer.num_nodes: expected the address of a Ray cluster in RAY_ADDRESS"),
     (["trainer.num_nodes=0"], "trainer.num_nodes: expected at least 1"),
     (["group_size=1"], "group_size: expected at least 2"),
@@ -170,6 +173,10 @@ BAD = [
     ),
     (["agent=external", "agent.url=http://127.0.0.1:{dead}/run"], "agent.url: expected a server that answers"),
     (["device=gbox", "gbox_api_key=key"], "model_name: expected the name of a model for gbox"),
+    (
+        ["device=adb", 'tasks={{"source_type": "desktop"}}', "model_name={tiny}"],
+        "device: expected none, got 'adb', but tasks of desktop bring their own devices",
+    ),
 ]
 
 

@@ -10,12 +10,13 @@ import pytest
 from cua_rl.command_line.fields import walk_settings
 from cua_rl.command_line.parsing import make_config
 from cua_rl.command_line.settings import Setting, list_settings
-from cua_rl.command_line.values import holds, is_mapping, is_sequence
+from cua_rl.command_line.values import NONE_WORDS, holds, is_mapping, is_sequence
 from cua_rl.machine.machine import Machine
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.resolve import resolve
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.types.errors import ConfigError
+from scripts.settings_page import RECIPES
 
 PACKAGE = Path(__file__).parents[2] / "cua_rl"
 SETTINGS = {setting.name: setting for setting in list_settings(CLIConfig) if setting.group is None}
@@ -99,3 +100,17 @@ def test_the_trainer_gets_what_is_set_beside_its_group_under_the_same_name() -> 
 
     assert (config.trainer.lora_rank, config.trainer.seed, config.trainer.max_pixels) == (8, 3, 65536)
     assert config.trainer.model_path == config.server.model_path == TINY_QWEN3_VL
+
+
+def test_no_choice_of_a_setting_is_written_like_the_absence_of_a_choice() -> None:
+    """`sharding=none` would mean that the run chooses."""
+    taken = [
+        (recipe.config_class.__name__, setting.name)
+        for recipe in RECIPES
+        for setting in list_settings(recipe.config_class)
+        if type(None) in holds(setting.kind)
+        and {str(choice) for kind in holds(setting.kind) if get_origin(kind) is Literal for choice in get_args(kind)}
+        & set(NONE_WORDS)
+    ]
+
+    assert taken == []

@@ -65,7 +65,7 @@ BAD = [
     (["batch_size=0"], "batch_size: expected at least 1"),
     (["warmup_steps=100"], "warmup_steps: expected fewer than the 100 steps"),
     (["warmup_steps=5", "max_steps=5"], "warmup_steps: expected fewer than max_steps=5"),
-    (["sharding=full"], "sharding: expected 'none' with one trainer process"),
+    (["sharding=full"], "sharding: expected 'replicated' with one trainer process"),
     (["dry_run=true", "machine=1x0.5", "lora_rank=0"], "memory: expected a trainer of at least"),
     (["dry_run=true", "machine=1x1", "lora_rank=0"], "it fits with GPUs of 24 GiB"),
     (["machine=1x80"], "machine: expected it only with dry_run=true"),

@@ -1,16 +1,23 @@
 """Loading tasks: sources, filters, messages for mistakes, and batches that are pure functions of the step."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER
+from cua_rl.environments.contract import Loading, Source
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.harness.environment import HarnessWorlds
 from cua_rl.environments.phone.demo.phone import SIMULATOR
 from cua_rl.environments.phone.demo.templates import TEMPLATES
+from cua_rl.environments.phone.environment import SIMULATOR as SIMULATED_PHONES
+from cua_rl.environments.table import SOURCES, parse_sources
 from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
+from cua_rl.tasks.task import Template
 from cua_rl.types.errors import ConfigError
 
 ALARMS = {"instruction": "Set it.", "check": {"query": "alarms_on", "expected": "[" * 10_000}}
@@ -109,6 +116,7 @@ def test_ids_come_from_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
         ({**DEMO, "task_names": "open_setings"}, "did you mean '01_open_settings'"),
         ({"category": "settings"}, "expected source_type"),
         ({**DEMO, "categry": "settings"}, "did you mean 'category'"),
+        ({"source_type": "ids", "zzzzz": 1}, "choose one of 'task_ids', "),
         ({**DEMO, "category": "setings"}, "did you mean 'settings'"),
         ({**DEMO, "difficulty": 3}, "expected difficulty as one of"),
         ({**DEMO, "limit": 0}, "at least 1, got 0"),
@@ -128,6 +136,38 @@ def test_ids_come_from_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
 def test_what_cannot_be_meant_is_refused_with_advice(sources: TaskSources, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_tasks(sources, seed=0, split="train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardSource(Source):
+    """A source of somebody else; `colour` is not a key, because nothing reads it."""
+
+    source_types = ("demo_all",)
+    source_type: str = "demo_all"
+    colour: str = "red"
+    rows: str = ""
+
+    def load(self, loading: Loading) -> Sequence[Template]:
+        return [TEMPLATES[int(row)] for row in self.rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("x", r"load the tasks of BoardSource\(.*ValueError: invalid literal"),
+        ("", r"got none of 0 from BoardSource\(.*; add tasks there"),
+    ],
+)
+def test_a_source_whose_tasks_do_not_load_or_that_has_none_is_named(rows: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_tasks([BoardSource(rows=rows)], seed=0, split="train")
+
+
+def test_a_field_that_no_reader_fills_in_is_no_key_of_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast("dict[str, object]", SOURCES), "board", (SIMULATED_PHONES, BoardSource))
+
+    with pytest.raises(ConfigError, match=r"expected a known .*, got 'colour'"):
+        parse_sources({"source_type": "board", "colour": "blue"})
 
 
 def test_an_unknown_id_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:

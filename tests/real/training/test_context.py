@@ -35,7 +35,7 @@ def test_rows_are_shared_by_all_ranks_or_by_none_too_many(config: TrainerConfig)
         Trainer(chz.replace(config, context_parallel=2))
 
 
-@pytest.mark.parametrize(("num_processes", "sharding"), [(2, "none"), (4, "full")])
+@pytest.mark.parametrize(("num_processes", "sharding"), [(2, "replicated"), (4, "full")])
 async def test_processes_that_share_each_row_take_the_step_of_one(
     num_processes: int, sharding: Sharding, config: TrainerConfig, tmp_path: Path
 ) -> None:

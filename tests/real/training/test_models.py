@@ -248,7 +248,7 @@ async def test_a_trainer_that_is_killed_while_it_trains_two_models_leaves_no_tra
         assert all(whole[weight].equal(killed[weight]) for weight in whole)
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
 async def test_two_processes_train_two_models_as_they_train_each_alone(
     sharding: str, config: TrainerConfig, tmp_path: Path
 ) -> None:

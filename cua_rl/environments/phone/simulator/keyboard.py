@@ -34,11 +34,8 @@ def keyboard_elements(layer: KeyboardLayer) -> tuple[Element, ...]:
     bottom = top + 3 * _ROW_HEIGHT
     other_layer = "lower" if layer == "symbols" else "symbols"
     keys.append(_key(other_layer, 1, bottom, width=31, text="abc" if layer == "symbols" else "?123"))
-    keys.append(_key(",", 33, bottom))
-    keys.append(_key(" ", 53, bottom, width=78, text="space"))
-    keys.append(_key(".", 132, bottom))
-    keys.append(_key("enter", 152, bottom, width=39, text="Enter"))
-    return tuple(keys)
+    keys += _key(",", 33, bottom), _key(" ", 53, bottom, width=78, text="space"), _key(".", 132, bottom)
+    return (*keys, _key("enter", 152, bottom, width=39, text="Enter"))
 
 
 def _key(key: str, x: int, y: int, *, width: int = _KEY_WIDTH, text: str | None = None) -> Element:
