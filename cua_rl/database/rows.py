@@ -200,5 +200,4 @@ def _task_values(task: Task) -> dict[str, Any]:
         "max_turns": task.max_turns,
         "tags": [escape_text(tag) for tag in task.tags],
     }
-    digest = sha256(dumps(values, sort_keys=True).encode()).hexdigest()
-    return values | {"definition_sha256": digest}
+    return values | {"definition_sha256": sha256(dumps(values, sort_keys=True).encode()).hexdigest()}

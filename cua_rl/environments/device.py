@@ -102,8 +102,8 @@ class AppDevice(Device, Protocol):
 class CopiedDevice(Device, Protocol):
     """A device that can be copied: its environment makes others that go on exactly as it would."""
 
-    async def snapshot(self) -> Snapshot:
-        """All of its state now; nothing that happens to the device later changes it."""
+    async def snapshot(self) -> Snapshot | None:
+        """All of its state now; nothing that happens to the device later changes it. None if it cannot be copied."""
         ...
 
 
@@ -185,6 +185,8 @@ class DeviceAbilities:
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
     is_copied: bool = False
     """They are `CopiedDevice`s."""
+    is_repeatable: bool = False
+    """The same actions show the same screens again on another device for the task."""
     environment: str | None = None
     """The environment whose tasks, and no others, run there; None for tasks without devices of their own."""
     queries: Mapping[str, Query] | None = None

@@ -26,6 +26,7 @@ _DEVICES = ("kvm", "dri", "kfd", "nvidia*")
 _PACKAGES = {"pyvenv.cfg", "conda-meta", "site-packages", "node_modules"}
 """Names that mark folders of packages, which are not searched."""
 _RUN_LOCK = ".cua_rl.lock"
+_TEMPORARY = tuple(Path(name).resolve() for name in ("/tmp", "/var/tmp"))
 _SMALL = "1000000"
 """Bytes that a program may write to what covers a folder."""
 _MAX_DEPTH = 4
@@ -83,6 +84,12 @@ def join_sandbox(pid: int, namespaces: str = "mount net pid ipc uts") -> list[st
     return ["nsenter", f"--target={inner}", *ours, *(f"--{name}" for name in namespaces.split()), "--"]
 
 
+def mounted_on(temporary: Path, *places: Path) -> set[Path]:
+    """The folders in a sandbox's own `/tmp` without which it loses the places that lie below ours."""
+    ways = {way for place in places for way in (place, *place.parents)}
+    return {temporary / way.relative_to(tmp) for tmp in _TEMPORARY for way in ways if tmp in way.parents}
+
+
 def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
     """Covers what is closed to other users and shows what lies on these ways; the places can be written to."""
     covered = {path.resolve() for path in map(Path, ("/root", "/tmp", "/var/tmp", "/run/user", tempfile.gettempdir()))}
@@ -97,8 +104,8 @@ def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:
     for folder in sorted(covered):
         if covered.isdisjoint(folder.parents):
             words += ["--perms", "0711", "--size", _SMALL, "--tmpfs", str(folder)]
-    for folder in ("/tmp", "/var/tmp"):
-        words += ["--bind", str(temporary), str(Path(folder).resolve())]
+    for folder in _TEMPORARY:
+        words += ["--bind", str(temporary), str(folder)]
     for place in sorted({parent for path in (*entries, *places) for parent in path.parents}):
         words += ["--dir", str(place)] if not covered.isdisjoint(place.parents) else []  # with the mode of most
     here, on_ways = Path.cwd(), {str(path) for way in ways for path in (way, *way.parents)}

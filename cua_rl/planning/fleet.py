@@ -78,8 +78,7 @@ class Workload:
     @property
     def trained_tokens(self) -> float:
         """Per rollout, over all groups."""
-        tokens = self.prompt_tokens + self.mean_turns * self.turn_tokens
-        return (1 - self.constant_group_frac) * tokens
+        return (1 - self.constant_group_frac) * (self.prompt_tokens + self.mean_turns * self.turn_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,8 +103,7 @@ def build_datums(
         if reason is not None:
             forks[reason] += 1
         runs.append([turn])
-    datums = tuple(_merge(rollout, run, group_id) for run in runs)
-    return RolloutDatums(datums=datums, forks=forks)
+    return RolloutDatums(datums=tuple(_merge(rollout, run, group_id) for run in runs), forks=forks)
 
 
 class _ScoredTurn(NamedTuple):

@@ -5,7 +5,9 @@ that go on from its fork turn. The fork turn depends on the whole rollouts alone
 from that turn on, the parent's own continuation would not be one like those of its siblings (docs/losses.md).
 """
 
+import asyncio
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -106,7 +108,7 @@ def find_forks(
                 parent_id=parent.rollout_id,
                 turns=parent.turns[:turn],
                 moment=moment,
-                arrival=None if parent.moments else parent.turns[turn],  # a harness does the turns again
+                arrival=None if parent.moments else parent.turns[turn],  # the turns are done again
             )
             start = len(first) + place * settings.num_siblings
             forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
@@ -132,19 +134,15 @@ async def take_moment(
     device: Device, instruction: str, clock: RolloutClock, watched: Watched
 ) -> tuple[Moment | None, ...]:
     """What siblings need to go on from here, None if the policy has left nothing to copy, such as a page that closed;
-    empty if they do the turns again. Raises `DeviceError` if such devices cannot be copied.
+    empty if they do the turns again on a device that must show the same.
     """
-    if repeats_turns(device):
-        return ()
-    if not isinstance(device, CopiedDevice):
-        raise DeviceError(
-            f"expected a device that can be copied, got {device.device_id!r}; set branching.num_siblings=0"
-        )
     try:
-        snapshot = await device.snapshot()
+        snapshot = await device.snapshot() if isinstance(device, CopiedDevice) else None
     except (UnusableError, TaskError) as error:
         logger.warning("device_id=%s cannot be copied here: %s", device.device_id, error)
         return (None,)
+    if snapshot is None:
+        return ()
     moment = Moment(
         snapshot=snapshot,
         instruction=instruction,
@@ -162,14 +160,9 @@ def go_on_from(moment: Moment, clock: RolloutClock, watched: Watched) -> None:
     watched.first_success_turn, watched.milestone_turns = moment.first_success_turn, moment.milestone_turns
 
 
-def repeats_turns(device: Device) -> bool:
-    """Whether siblings do their parent's turns again, as programs of harnesses do, which have worlds of their own."""
-    return isinstance(device, HarnessWorld)
-
-
 def retell(device: Device, fork: Fork, taken: Sequence[Turn]) -> Device:
-    """The device for an agent that comes to the fork by itself."""
-    is_retold = bool(fork.turns or fork.arrival) and not repeats_turns(device)
+    """The device for an agent that comes to the fork by itself; programs of harnesses have worlds of their own."""
+    is_retold = bool(fork.turns or fork.arrival) and not isinstance(device, HarnessWorld)
     return RetoldDevice(device, fork=fork, taken=taken) if is_retold else device
 
 
@@ -189,7 +182,7 @@ class RetoldDevice(DeviceAround):
     async def observe(self) -> EncodedImage:
         place, told = len(self.taken), self.fork.turns
         if self.fork.arrival is not None:
-            return self._require_same(place + bool(self._num_executed[place]), await self.device.observe())
+            return await self._observe_same(place + bool(self._num_executed[place]))
         if place >= len(told):
             return await self.device.observe()
         agent = told[place].agent
@@ -210,16 +203,19 @@ class RetoldDevice(DeviceAround):
         if agent.action_error is not None and number + 1 == len(agent.actions):
             raise ActionRejected(agent.action_error)
 
-    def _require_same(self, place: int, shown: EncodedImage) -> EncodedImage:
-        turns = (*self.fork.turns, self.fork.arrival)
-        if place < len(turns) and (turn := turns[place]) is not None:
-            before = turn.agent.before
-            if shown != before or (turn.state and turn.state != shown.state):
-                was = "none" if before is None else before.sha256[:12]
+    async def _observe_same(self, place: int) -> EncodedImage:
+        turns, ended_at = (*self.fork.turns, self.fork.arrival), time.monotonic() + 5.0
+        while True:
+            shown = await self.device.observe()
+            turn = turns[place] if place < len(turns) else None
+            if turn is None or (shown == turn.agent.before and turn.state in ("", shown.state)):
+                return shown
+            # a device whose states have no names may still be drawing what the parent's agent saw
+            if turn.state or time.monotonic() > ended_at:
+                was = "none" if turn.agent.before is None else turn.agent.before.sha256[:12]
                 raise DeviceError(
                     f"turn {place + 1}: expected the screenshot that was recorded before it, {was} in state "
-                    f"{turn.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r} after the same actions: "
-                    "this task or its device differs from one time to the next; choose an earlier turn, or another "
-                    "rollout"
+                    f"{turn.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r} after the same actions: the "
+                    "task or its device differs from one time to the next; choose an earlier turn, or another rollout"
                 )
-        return shown
+            await asyncio.sleep(0.1)

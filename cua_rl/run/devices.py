@@ -146,5 +146,4 @@ def split_sources(train: Sequence[Source], held_out: Sequence[Source]) -> tuple[
 
 
 def _shared(sources: Sequence[Source]) -> set[object]:
-    names = {source.shared_as for source in sources if isinstance(source, SplitSource)}
-    return names - {None}
+    return {source.shared_as for source in sources if isinstance(source, SplitSource)} - {None}

@@ -265,10 +265,11 @@ def check_learning(config: CLIConfig) -> None:
 def check_branching(config: CLIConfig, device: DeviceAbilities) -> None:
     """Raise `ConfigError` if rollouts shall go on from turns of others and cannot."""
     is_own_agent = config.agent.name == "gbox" and config.devices.coordinate_mode == "direct"
-    if config.branching.num_siblings and not ((device.is_copied and is_own_agent) or config.agent.name == "harness"):
+    is_possible = is_own_agent and (device.is_copied or device.is_repeatable)
+    if config.branching.num_siblings and not (is_possible or config.agent.name == "harness"):
         raise ConfigError(
-            "branching.num_siblings: expected 0 unless devices can be copied and agent=gbox gives coordinates itself, "
-            "or with agent=harness, got "
+            "branching.num_siblings: expected 0 unless agent=harness, or agent=gbox gives coordinates on devices "
+            "that can be copied or show the same after the same actions, got "
             f"{config.branching.num_siblings} with {device.name} and agent={config.agent.name}; set it to 0"
         )
 

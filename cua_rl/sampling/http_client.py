@@ -54,8 +54,7 @@ class HttpReply:
         if not is_object(body):
             return self.text[:500]
         error = body.get("error", body)
-        message = mapping(error).get("message")
-        return str(message or body.get("detail") or self.text[:500])
+        return str(mapping(error).get("message") or body.get("detail") or self.text[:500])
 
 
 def encode_body(body: Mapping[str, object]) -> bytes:

@@ -1,10 +1,11 @@
 """Groups in which rollouts go on from turns of others, with the real agent, gateway and simulated phones."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.database.writer import TimedEvent
-from cua_rl.environments.device import ActionRejected, Device
+from cua_rl.environments.device import ActionRejected, Device, DeviceAround
 from cua_rl.environments.phone.demo.phone import SimulatedPhones
 from cua_rl.environments.phone.demo.templates import TEMPLATES
 from cua_rl.environments.phone.simulator.device import Operation, SimulatedPhone
-from cua_rl.environments.pool import DeviceRequest, open_pool
+from cua_rl.environments.pool import DeviceBackend, DeviceRequest, open_pool
 from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
@@ -31,7 +32,8 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.sampler import Sampled, TurnRequest
 from cua_rl.tasks.readiness import validate
 from cua_rl.tasks.task import Task
-from cua_rl.types.actions import Click, Wait
+from cua_rl.types.actions import Action, Click, Wait
+from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError, UnusableError
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams, StopReason, Turn
 from cua_rl.workers.worker import RolloutWorker, Workplace, event_in_run_time
@@ -45,10 +47,28 @@ PARAMS = SamplingParams(max_tokens=48, temperature=1.0, seed=5)
 MAX_TURNS = 6
 
 
+ON_PHONES: Sequence[dict[str, Any]] = (
+    *[{"action": "click"}] * 4,
+    {"action": "swipe", "coordinate2": [500, 500]},
+    {"action": "type", "text": "tea"},  # refused without a focus
+    {"action": "system_button", "button": "Back"},
+)
+ON_COMPUTERS: Sequence[dict[str, Any]] = (
+    *[{"action": "left_click"}] * 3,
+    {"action": "double_click"},
+    {"action": "left_click_drag"},
+    {"action": "scroll", "pixels": -200},
+    {"action": "type", "text": "tea"},
+    {"action": "key", "keys": ["tab"]},
+)
+
+
 @dataclass
 class RandomModel:
-    """Acts at random, by the seed of the request: sometimes what the phone refuses, sometimes nothing that parses."""
+    """Acts at random, by the seed of the request: sometimes what the device refuses, sometimes nothing that parses."""
 
+    tool: str = "mobile_use"
+    acts: Sequence[dict[str, Any]] = ON_PHONES
     num_answers: int = 0
     current: AdapterRef | None = None
     max_model_len: int = 100_000
@@ -65,15 +85,10 @@ class RandomModel:
         self.num_answers += 1
         random = Random(turn.params.seed)
         place = [random.randrange(1000), random.randrange(1000)]
-        asked: dict[str, Any] = random.choice(
-            [
-                *[{"action": "click", "coordinate": place}] * 4,
-                {"action": "swipe", "coordinate": place, "coordinate2": [500, 500]},
-                {"action": "type", "text": "tea"},  # refused without a focus
-                {"action": "system_button", "button": "Back"},
-            ]
-        )
-        call = f"<tool_call>\n{json.dumps({'name': 'mobile_use', 'arguments': asked})}\n</tool_call>"
+        asked = random.choice(self.acts)
+        if not asked.keys() & {"text", "keys", "button"}:
+            asked = {**asked, "coordinate": place}
+        call = f"<tool_call>\n{json.dumps({'name': self.tool, 'arguments': asked})}\n</tool_call>"
         answer = random.choice([call] * 7 + ["I do not know."])
         tokens = (*RENDERER.encode(answer), RENDERER.stop_token_ids[0])
         logprobs = tuple(-random.random() for _ in tokens)
@@ -97,11 +112,13 @@ async def run(
     *,
     group_size: int = 8,
     watch_goal: bool = False,
-    phones: SimulatedPhones | None = None,
+    backend: DeviceBackend | None = None,
+    model: RandomModel | None = None,
+    num_faulty: int = 0,
     via: Callable[[RolloutRunner, FakeRecorder], Runner] = lambda runner, _: runner,
 ) -> Sampling:
-    model, recorder = RandomModel(), FakeRecorder()
-    async with open_pool(phones or SimulatedPhones(), max_devices=4) as pool:
+    model, recorder = model or RandomModel(), FakeRecorder()
+    async with open_pool(backend or SimulatedPhones(), max_devices=4) as pool:
         gateway = Gateway(model, RENDERER, PARAMS)
         runner = RolloutRunner(
             devices=pool,
@@ -116,7 +133,7 @@ async def run(
         job = GroupJob(source=source, group_size=group_size, params=PARAMS, branching=settings)
         group = await run_group(via(runner, recorder), task, 0, job)
         assert (pool.num_alive, gateway.prompt_mismatches) == (0, 0)
-    assert not group.faulty, [one.error for one in group.faulty]
+    assert len(group.faulty) == num_faulty, [one.error for one in group.faulty]
     return Sampling(group, model, recorder)
 
 
@@ -172,11 +189,39 @@ async def repeat(task: Task, rollout: Rollout) -> None:
     assert replace(again, duration_s=0.0) == replace(rollout.validation, duration_s=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class UncopiedPhone(DeviceAround):
+    """A phone that has no copies."""
+
+    async def observe(self) -> EncodedImage:
+        return await self.device.observe()
+
+    async def execute(self, action: Action) -> None:
+        await self.device.execute(action)
+
+
+class UncopiedPhones(SimulatedPhones):
+    """Phones on which siblings do their parents' turns again."""
+
+    async def make(self, request: DeviceRequest) -> Device:
+        return UncopiedPhone(await super().make(request))
+
+
+class OtherPhones(UncopiedPhones):
+    """Those of siblings, after the first four, begin otherwise."""
+
+    places = count(1)
+
+    async def make(self, request: DeviceRequest) -> Device:
+        return await super().make(request if next(self.places) <= 4 else replace(request, seed=request.seed + 1))
+
+
+@pytest.mark.parametrize("backend", [SimulatedPhones, UncopiedPhones])
 @pytest.mark.parametrize("rule", ["random_turn", "highest_entropy"])
-async def test_siblings_go_on_exactly_from_a_turn_of_their_parent(rule: Any) -> None:
+async def test_siblings_go_on_exactly_from_a_turn_of_their_parent(rule: Any, backend: type[SimulatedPhones]) -> None:
     for number in range(3):
         task = long_task(number)
-        sampling = await run(task, BranchingSettings(num_siblings=2, at=rule))
+        sampling = await run(task, BranchingSettings(num_siblings=2, at=rule), backend=backend())
         members = {one.rollout_id: one for one in sampling.group.rollouts}
         siblings = [one for one in members.values() if one.parent_id]
 
@@ -248,6 +293,16 @@ async def test_turns_of_a_parent_keep_their_times_in_a_worker_with_a_wrong_clock
         assert all(turn.model.started_at < parent.started_at - 3000.0 for turn in one.own_turns)
 
 
+async def test_a_device_that_does_not_show_the_same_again_is_a_fault_and_no_wrong_beginning() -> None:
+    # four siblings are tried three times each
+    sampling = await run(long_task(), BranchingSettings(num_siblings=2), backend=OtherPhones(), num_faulty=12)
+
+    assert [one.parent_id for one in sampling.group.rollouts] == [None] * 4
+    for one in sampling.group.faulty:
+        assert one.stop_reason is StopReason.DEVICE_ERROR
+        assert "expected the screenshot that was recorded before it" in str(one.error)
+
+
 class FragilePhones(SimulatedPhones):
     """Phones that the second action of any rollout leaves with nothing to see, while its policy acts."""
 
@@ -265,7 +320,7 @@ class FragilePhones(SimulatedPhones):
 
 
 async def test_what_a_parent_does_to_its_device_is_a_result_as_for_whole_rollouts() -> None:
-    sampling = await run(long_task(), BranchingSettings(num_siblings=2), phones=FragilePhones())
+    sampling = await run(long_task(), BranchingSettings(num_siblings=2), backend=FragilePhones())
 
     assert {one.stop_reason for one in sampling.group.rollouts} == {StopReason.MAX_TIME}
     whole = [one for one in sampling.group.rollouts if not one.parent_id]

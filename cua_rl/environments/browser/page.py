@@ -150,9 +150,10 @@ class BrowserPage:
         if self.watch is not None:
             await self.watch()
 
-    async def snapshot(self) -> Snapshot:
-        """See `CopiedDevice`; raises `DeviceError` unless its site can be copied."""
-        site = self._copied_site()
+    async def snapshot(self) -> Snapshot | None:
+        """See `CopiedDevice`; None unless its site can be copied."""
+        if not isinstance(site := self.site, CopiedSite):
+            return None
         address = site.url.removesuffix("/")
         document = mapping(await self.evaluate(READ, address))
         async with self._operation("read the history"):
@@ -177,7 +178,8 @@ class BrowserPage:
 
     async def restore(self, state: PageState) -> None:
         """Become a copy of another page; raises `DeviceError` if this one, or its site, is then not alike."""
-        site = self._copied_site()
+        site = self.site
+        assert isinstance(site, CopiedSite), "other pages have no snapshots"
         address, self._is_copying = site.url.removesuffix("/"), True
         await self._restore_site(site, state)
         for visited in state.addresses:
@@ -217,11 +219,6 @@ class BrowserPage:
             async with self._operation("press for the focus"):
                 await self._page.mouse.click(*cast("list[float]", list(point)))
             await self.evaluate(RELEASE)
-
-    def _copied_site(self) -> CopiedSite:
-        if not isinstance(self.site, CopiedSite):
-            raise DeviceError(f"expected a page of a site with snapshot and restore, got {self.device_id!r}")
-        return self.site
 
     async def query(self, name: str) -> str:
         """Read one piece of state; raises `AbsentError` without such an element, `TaskError` for an unknown name."""

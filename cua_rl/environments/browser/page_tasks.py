@@ -33,6 +33,7 @@ PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
     has_shell=False,
     is_seeded=False,
+    is_repeatable=True,
     environment="page",
     queries=PAGE_QUERIES,
 )

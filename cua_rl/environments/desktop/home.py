@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,12 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # not waiting for the writer of a pipe
 
 
-def empty_folder(path: Path) -> None:
-    """Remove what lies in the folder, which itself stays, because sandboxes hold it; raises `DeviceError`."""
+def empty_folder(path: Path, kept: Iterable[Path] = ()) -> None:
+    """Remove what lies in the folder; it and the `kept` stay, because sandboxes hold them; raises `DeviceError`."""
     if path.exists():
-        subprocess.run(["find", str(path), "-mindepth", "1", "-delete"], check=False, capture_output=True, cwd="/")
-        if any(path.iterdir()):
+        find = ["find", str(path), "-mindepth", "1", *(word for one in kept for word in ("!", "-path", str(one)))]
+        subprocess.run([*find, "-delete"], check=False, capture_output=True, cwd="/")
+        if subprocess.run([*find, "-print", "-quit"], check=False, capture_output=True, cwd="/").stdout:
             raise DeviceError(f"expected to empty {str(path)!r}, got files that stay; the next desktop is new")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cua_rl.environments.desktop.home import Home, empty_folder
 from cua_rl.host.processes import OwnedProcess
-from cua_rl.host.sandbox import can_sandbox, join_sandbox, sandbox_to_join
+from cua_rl.host.sandbox import can_sandbox, join_sandbox, mounted_on, sandbox_to_join
 from cua_rl.host.system import is_running
 from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 from cua_rl.types.errors import ConfigError, DeviceError
@@ -127,7 +127,8 @@ class DesktopSession:
         """End every program that was started, and empty the home folder; raises `DeviceError`."""
         await self._programs.aclose()
         await asyncio.to_thread(self.files.make)
-        await asyncio.to_thread(empty_folder, self._temporary)
+        held = mounted_on(self._temporary, self.home, self._settings, _SOCKETS)
+        await asyncio.to_thread(empty_folder, self._temporary, held)
 
     async def stop(self) -> None:
         """End everything and remove the home folder; safe to call twice."""

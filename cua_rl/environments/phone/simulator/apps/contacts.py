@@ -126,8 +126,7 @@ def call_contact(state: PhoneState) -> PhoneState:
 
 def new_contact(state: PhoneState) -> PhoneState:
     """Open the form for a contact with the number that was dialled."""
-    number = state.dialled
-    return replace(open_subscreen(show(state, "phone"), "new"), form=(("number", number),))
+    return replace(open_subscreen(show(state, "phone"), "new"), form=(("number", state.dialled),))
 
 
 def save_contact(state: PhoneState) -> PhoneState:
