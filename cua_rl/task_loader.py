@@ -136,6 +136,5 @@ def _select(source: Source, run: Loading) -> Sequence[Template]:
         do = f"loosen {split}category, difficulty, tags or task_names" if candidates else "add tasks there"
         raise ConfigError(f"expected at least one task, got none of {len(candidates)} from {source!r}; {do}")
     if source.limit is not None and source.limit < len(found):
-        kept = sorted(Random(f"limit-{seed}").sample(range(len(found)), source.limit))
-        return [found[i] for i in kept]
+        return [found[i] for i in sorted(Random(f"limit-{seed}").sample(range(len(found)), source.limit))]
     return found

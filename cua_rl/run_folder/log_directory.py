@@ -48,8 +48,7 @@ class Decision(StrEnum):
 
 def run_folder(log_path: str | None, log_dir: str | None, run_name: str) -> Path:
     """Where a run writes: `log_path`, or a folder of the run's name in `log_dir`."""
-    folder = Path(log_dir or "runs") / run_name if log_path is None else Path(log_path)
-    return folder.expanduser().absolute()
+    return (Path(log_dir or "runs") / run_name if log_path is None else Path(log_path)).expanduser().absolute()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

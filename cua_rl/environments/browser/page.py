@@ -164,6 +164,8 @@ class BrowserPage:
         self._is_copying = True
         state_of_site = await site.snapshot()
         self._is_copying = False
+        if state_of_site is None:
+            return None
         state = PageState(
             site=state_of_site,
             addresses=tuple(

@@ -24,8 +24,8 @@ class PageSite(Protocol):
 class CopiedSite(PageSite, Protocol):
     """A site whose state can be put into another one."""
 
-    async def snapshot(self) -> bytes:
-        """Its state; raises `DeviceError`."""
+    async def snapshot(self) -> bytes | None:
+        """Its state, None if it cannot tell it; raises `DeviceError`."""
         ...
 
     async def restore(self, state: bytes) -> None:

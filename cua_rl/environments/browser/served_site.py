@@ -76,10 +76,10 @@ class ServedSite:
             await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # the log is kept for one rollout only
             await self._do(self.program.reset)
 
-    async def snapshot(self) -> bytes:
+    async def snapshot(self) -> bytes | None:
         """See `CopiedSite`."""
         if self.program.snapshot is None:
-            raise DeviceError(f"expected a site with snapshot and restore, got {self.program.command!r} without them")
+            return None
         self.require_running()
         state = await self._do(self.program.snapshot)
         if not 0 < len(state) <= MAX_RESULT_BYTES:

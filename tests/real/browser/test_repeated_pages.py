@@ -1,5 +1,7 @@
 """Branches on pages without copies: siblings do their parents' turns again, by seed and actions, screen by screen."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
@@ -9,10 +11,15 @@ from cua_rl.environments.browser.django_admin.device import AdminPages
 from cua_rl.environments.browser.django_admin.templates import ADMIN_BROWSER
 from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.templates import MINIWOB_BROWSER
+from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.environments.device import DeviceAbilities
 from cua_rl.environments.pool import DeviceBackend
+from cua_rl.environments.table import parse_sources
 from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.task import Task
+from tests.real.browser.test_copied_sites import shop as shop
+from tests.real.browser.test_copied_sites import source
 from tests.rollout.test_branches import ON_COMPUTERS, RandomModel, run
 
 KINDS: list[tuple[str, DeviceAbilities, type[DeviceBackend]]] = [
@@ -21,22 +28,33 @@ KINDS: list[tuple[str, DeviceAbilities, type[DeviceBackend]]] = [
 ]
 
 
+async def check_siblings(task: Task, backend: DeviceBackend) -> int:
+    """Run a group; returns its number of siblings, which have come to the fork as their parents did."""
+    model = RandomModel(tool="computer_use", acts=ON_COMPUTERS)
+    group = (await run(task, BranchingSettings(num_siblings=2), backend=backend, model=model)).group
+    members = {one.rollout_id: one for one in group.rollouts}
+    siblings = [one for one in members.values() if one.parent_id is not None]
+    for one in siblings:
+        parent, place = members[str(one.parent_id)], one.fork_turn
+        assert one.turns[:place] == parent.turns[:place]
+        assert one.own_turns[0].agent.before == parent.turns[place].agent.before
+        assert one.own_turns[0].model.prompt == parent.turns[place].model.prompt
+    return len(siblings)
+
+
 @pytest.mark.parametrize(("source_type", "abilities", "pages"), KINDS, ids=[kind[0] for kind in KINDS])
 async def test_siblings_on_a_page_come_to_the_fork_by_the_turns_of_their_parent(
     source_type: str, abilities: DeviceAbilities, pages: type[DeviceBackend]
 ) -> None:
     assert abilities.is_repeatable
     tasks = load_tasks({"source_type": source_type}, seed=0, split="train", device=abilities)
-    num_siblings = 0
-    for task in tasks.batch(0, 2):
-        model = RandomModel(tool="computer_use", acts=ON_COMPUTERS)
-        group = (await run(task, BranchingSettings(num_siblings=2), backend=pages(), model=model)).group
-        members = {one.rollout_id: one for one in group.rollouts}
-        for one in members.values():
-            if one.parent_id is not None:
-                parent, place = members[one.parent_id], one.fork_turn
-                assert one.turns[:place] == parent.turns[:place]
-                assert one.own_turns[0].agent.before == parent.turns[place].agent.before
-                assert one.own_turns[0].model.prompt == parent.turns[place].model.prompt
-                num_siblings += 1
-    assert num_siblings > 0
+
+    assert sum([await check_siblings(task, pages()) for task in tasks.batch(0, 2)]) > 0
+
+
+async def test_so_do_siblings_on_a_site_that_saves_no_state(shop: Path) -> None:
+    sources = source(shop)
+    assert PAGE_BROWSER.is_repeatable
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+
+    assert await check_siblings(task, UserPages(parse_sources(sources))) > 0
