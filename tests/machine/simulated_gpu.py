@@ -82,9 +82,8 @@ def _day(
 ) -> Iterator[str]:
     """Every change of the trainer's memory, as the layers of its model make them."""
     model, rank = request.model, request.trainer.lora_rank
-    passing = (
-        0 if plan.sharding == "replicated" else 2 * model.layer_parameters
-    )  # bfloat16: a layer that comes and goes
+    # in bfloat16, a layer that comes and goes
+    passing = 0 if plan.sharding == "replicated" else 2 * model.layer_parameters
     trainer.allocate(plan.trainer["weights"] - 2 * passing)
     trainer.allocate(plan.trainer["adapter and optimizer"])
     yield "start"

@@ -154,6 +154,11 @@ class BrowserPage:
         """See `CopiedDevice`; None unless its site can be copied."""
         if not isinstance(site := self.site, CopiedSite):
             return None
+        self._is_copying = True
+        state_of_site = await site.snapshot()
+        self._is_copying = False
+        if state_of_site is None:
+            return None
         address = site.url.removesuffix("/")
         document = mapping(await self.evaluate(READ, address))
         async with self._operation("read the history"):
@@ -161,11 +166,6 @@ class BrowserPage:
             cookies = [dict(cookie) for cookie in await self._page.context.cookies()]
         visited = [str(entry["url"]) for entry in history["entries"]]
         is_blank = visited[0] == "about:blank"  # as every page begins
-        self._is_copying = True
-        state_of_site = await site.snapshot()
-        self._is_copying = False
-        if state_of_site is None:
-            return None
         state = PageState(
             site=state_of_site,
             addresses=tuple(
