@@ -8,10 +8,11 @@ the same sandbox. Where the kernel permits no namespaces, there are no sandboxes
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from cua_rl.host.users import problem_of
 
@@ -61,12 +62,16 @@ def sandbox(files: Iterable[str], home: Path) -> list[str]:
     return [*words, "--"]
 
 
-def sandbox_to_join(files: Iterable[str], temporary: Path, *places: Path) -> list[str]:
+def sandbox_to_join(
+    files: Iterable[str], temporary: Path, *places: Path, shown: Mapping[Path, Path] = MappingProxyType({})
+) -> list[str]:
     """The beginning of a command that runs the rest in a sandbox without a way out, which writes to these places.
 
-    It has the machine's devices: to join one with its own terminals, ordinary users lack the rights.
+    `shown` has further places by the paths that they have there. It has the machine's devices: to join one with its own
+    terminals, ordinary users lack the rights.
     """
     view = _view(set(_ways(files)), temporary, *places)
+    view += [word for path, place in shown.items() for word in ("--bind", str(place), str(path))]
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 
@@ -82,12 +87,6 @@ def join_sandbox(pid: int, namespaces: str = "mount net pid ipc uts") -> list[st
         raise ProcessLookupError(f"the sandbox of process {pid} has ended") from None
     ours = ["--user", "--preserve-credentials"] if os.geteuid() else []
     return ["nsenter", f"--target={inner}", *ours, *(f"--{name}" for name in namespaces.split()), "--"]
-
-
-def mounted_on(temporary: Path, *places: Path) -> set[Path]:
-    """The folders in a sandbox's own `/tmp` without which it loses the places that lie below ours."""
-    ways = {way for place in places for way in (place, *place.parents)}
-    return {temporary / way.relative_to(tmp) for tmp in _TEMPORARY for way in ways if tmp in way.parents}
 
 
 def _view(ways: set[Path], temporary: Path, *places: Path) -> list[str]:

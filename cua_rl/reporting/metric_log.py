@@ -151,6 +151,7 @@ class _Wandb:
     def __init__(self, folder: Path, config: Mapping[str, object], *, project: str, name: str) -> None:
         require_wandb(project)
         wandb: Any = import_module("wandb")
+        os.environ.pop("WANDB_SERVICE", None)  # of the program that started the run: others can read what it writes
         settings = wandb.Settings(init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", _WANDB_TIMEOUT_S)))
         # the name doubles as id: a resumed run continues in its own charts
         identity = {"project": project, "name": name, "id": name, "resume": "allow"}

@@ -11,11 +11,10 @@ from cua_rl.environments.device import Device, DeviceAbilities
 from cua_rl.environments.pool import DeviceRequest
 from cua_rl.host.scratch import make_scratch_folder
 from cua_rl.host.users import remove_tree
-from cua_rl.types.errors import DeviceError
 
 
 class LinuxDesktops:
-    """Makes desktops of one size, each with its own home.
+    """Makes desktops of one size, each with its own home and for one lease: programs change more than files.
 
     Raises `ConfigError` if a program that desktops need is missing.
     """
@@ -43,13 +42,6 @@ class LinuxDesktops:
             await asyncio.shield(desktop.close())
             raise
         return desktop
-
-    async def reset(self, device: Device, request: DeviceRequest) -> Device:
-        """The desktop without programs and files; raises `DeviceError` if it is not healthy."""
-        if not isinstance(device, LinuxDesktop):
-            raise DeviceError(f"expected a Linux desktop to reset, got {device.device_id!r}")
-        await device.reset()
-        return device
 
     async def __aenter__(self) -> Self:
         self._folder = await asyncio.to_thread(make_scratch_folder, "desktops")

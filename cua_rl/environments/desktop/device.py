@@ -30,7 +30,9 @@ from cua_rl.types.actions import (
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
-DESKTOP_ABILITIES = DeviceAbilities(name="Linux desktops", has_shell=True, is_seeded=True, environment="desktop")
+DESKTOP_ABILITIES = DeviceAbilities(
+    name="Linux desktops", has_shell=True, is_seeded=True, is_repeatable=True, environment="desktop"
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -129,13 +131,12 @@ class LinuxDesktop:
     async def run_program(self, command: Sequence[str], *, window: str) -> None:
         """Start a program and wait for a window whose title has `window` in it; raises `DeviceError`."""
         await self._session.run_program(command)
-        await self._wait_for_windows(lambda titles: any(window in title for title in titles), f"a window {window!r}")
+        deadline = time.monotonic() + _WINDOW_TIMEOUT_S
+        while window not in (titles := "\n".join(await self._in_thread(self._open_screen().window_titles))):
+            if time.monotonic() > deadline:
+                raise DeviceError(f"expected a window {window!r} on {self.device_id!r}, got {titles!r}")
+            await asyncio.sleep(_POLL_S)
         await self._settle(gap_s=_DRAWN_GAP_S, limit_s=_DRAWN_LIMIT_S)
-
-    async def reset(self) -> None:
-        """End all programs and empty the home folder; the desktop itself stays."""
-        await self._session.end_programs()
-        await self._wait_for_windows(lambda titles: not titles, "no window")
 
     async def close(self) -> None:
         """End everything; safe to call twice."""
@@ -146,15 +147,6 @@ class LinuxDesktop:
                 await self._in_thread(screen.close)
         self._thread.shutdown(wait=False)
         self._file_thread.shutdown(wait=False)
-
-    async def _wait_for_windows(self, is_right: Callable[[list[str]], bool], expected: str) -> None:
-        deadline = time.monotonic() + _WINDOW_TIMEOUT_S
-        titles = await self._in_thread(self._open_screen().window_titles)
-        while not is_right(titles):
-            if time.monotonic() > deadline:
-                raise DeviceError(f"expected {expected} on {self.device_id!r}, got {titles!r}")
-            await asyncio.sleep(_POLL_S)
-            titles = await self._in_thread(self._open_screen().window_titles)
 
     async def _settle(self, gap_s: float = _SETTLE_GAP_S, limit_s: float = _SETTLE_LIMIT_S) -> None:
         """Wait for the first drawing, if there is one at all, then until nothing has been drawn for `gap_s`."""

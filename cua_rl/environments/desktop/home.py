@@ -1,4 +1,4 @@
-"""Reads and empties the home folder of a desktop, where programs may put anything: pipes, links, files that never end.
+"""Reads the home folder of a desktop, where programs may put anything: pipes, links, files that never end.
 
 Nothing that they put there makes a reader wait, leads it out of the folder or fills its memory: what is no ordinary
 file of moderate size has no text.
@@ -7,13 +7,12 @@ file of moderate size has no text.
 import os
 import secrets
 import stat
-import subprocess
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cua_rl.host.users import SystemUser
-from cua_rl.types.errors import DeviceError, TaskError
+from cua_rl.types.errors import TaskError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NAMES = 10_000
@@ -24,15 +23,6 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # not waiting for the writer of a pipe
 
 
-def empty_folder(path: Path, kept: Iterable[Path] = ()) -> None:
-    """Remove what lies in the folder; it and the `kept` stay, because sandboxes hold them; raises `DeviceError`."""
-    if path.exists():
-        find = ["find", str(path), "-mindepth", "1", *(word for one in kept for word in ("!", "-path", str(one)))]
-        subprocess.run([*find, "-delete"], check=False, capture_output=True, cwd="/")
-        if subprocess.run([*find, "-print", "-quit"], check=False, capture_output=True, cwd="/").stdout:
-            raise DeviceError(f"expected to empty {str(path)!r}, got files that stay; the next desktop is new")
-
-
 class Home:
     """The folder `path`, whose files belong to `user`. Everything blocks, for as long as a disk takes."""
 
@@ -41,8 +31,7 @@ class Home:
         self._user = user
 
     def make(self) -> None:
-        """Make it, with what programs expect, or empty it; raises `DeviceError` if something still writes there."""
-        empty_folder(self.path)
+        """Make it, with what programs expect."""
         for folder in (self.path, self.path / ".runtime", self.path / ".tmp"):
             self._user.make_folder(folder)
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from cua_rl.environments.desktop.home import Home, empty_folder
+from cua_rl.environments.desktop.home import Home
 from cua_rl.host.processes import OwnedProcess
-from cua_rl.host.sandbox import can_sandbox, join_sandbox, mounted_on, sandbox_to_join
+from cua_rl.host.sandbox import can_sandbox, join_sandbox, sandbox_to_join
 from cua_rl.host.system import is_running
 from cua_rl.host.users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 from cua_rl.types.errors import ConfigError, DeviceError
@@ -22,9 +22,11 @@ from cua_rl.types.errors import ConfigError, DeviceError
 PROGRAMS = ("Xvfb", "openbox", "setpriv")
 """Programs that desktops need (Debian: xvfb, openbox, util-linux)."""
 _SOCKETS = Path("/tmp/.X11-unix")
+_SHOWN_HOME = Path("/tmp/home")
+"""Where the sandbox of every desktop has the home folder, so that programs show the same path on each."""
 _DISPLAYS = range(100, 10_000)
 """Far from the displays of people, which begin at 0."""
-_WINDOW_MANAGER_SETTINGS = Path(__file__).with_name("openbox.xml")
+_SETTINGS = [Path(__file__).with_name(name) for name in ("openbox.xml", "settings.ini")]
 _COOKIE_NAME = b"MIT-MAGIC-COOKIE-1"
 _FAMILY_LOCAL, _FAMILY_WILD = 256, 65535
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -43,21 +45,20 @@ def require_programs() -> None:
 
 
 class DesktopSession:
-    """One X server with a window manager in the folder `home`; programs are started in it and end with it.
+    """One X server with a window manager; programs are started in its home folder, in `folder`, and end with it.
 
     Run by root, all of it belongs to its own user: what an agent operates must reach neither the machine nor
     other desktops. Where the kernel permits it, it is a sandbox whose network has no way out.
     """
 
-    def __init__(self, home: Path, *, width_px: int, height_px: int) -> None:
-        self.home = home
+    def __init__(self, folder: Path, *, width_px: int, height_px: int) -> None:
+        self._folder = folder
+        self.home = folder / "home"
         self._size = f"{width_px}x{height_px}x24"
-        self._logs = home.with_name(home.name + ".logs")
-        self._settings = home.with_name(home.name + ".settings")
-        self._temporary = home.with_name(home.name + ".tmp")
+        self._logs, self._settings, self._temporary = folder / "logs", folder / "settings", folder / "tmp"
+        self._shown_home = _SHOWN_HOME if can_sandbox() else self.home
         self._user = SystemUser()
         self._stack = AsyncExitStack()
-        self._programs = AsyncExitStack()
         self.display = ""
         self._server: OwnedProcess | None = None
 
@@ -93,7 +94,7 @@ class DesktopSession:
 
     async def run_program(self, command: Sequence[str]) -> None:
         """Start a program of the desktop, such as ["mousepad", "note.txt"], in the home folder; do not wait for it."""
-        await self._programs.enter_async_context(self._owned(self._inside(command), Path(command[0]).name))
+        await self._stack.enter_async_context(self._owned(self._inside(command), Path(command[0]).name))
 
     async def shell(self, command: str) -> str:
         """Run a shell command as the desktop's user; what it printed, cut after a MiB; raises `DeviceError`."""
@@ -123,20 +124,12 @@ class DesktopSession:
                     await asyncio.sleep(_POLL_S)
         return output.decode(errors="replace")
 
-    async def end_programs(self) -> None:
-        """End every program that was started, and empty the home folder; raises `DeviceError`."""
-        await self._programs.aclose()
-        await asyncio.to_thread(self.files.make)
-        held = mounted_on(self._temporary, self.home, self._settings, _SOCKETS)
-        await asyncio.to_thread(empty_folder, self._temporary, held)
-
     async def stop(self) -> None:
         """End everything and remove the home folder; safe to call twice."""
         self._server = None
-        await self._programs.aclose()
         await self._stack.aclose()
         user, self._user = self._user, SystemUser()
-        await asyncio.to_thread(user.release, self.home, self._settings, self._temporary, self._logs)
+        await asyncio.to_thread(user.release, self._folder)
 
     async def _start_server(self) -> str:
         """The X server writes the display's number into its log once it is ready.
@@ -148,8 +141,9 @@ class DesktopSession:
         self._stack.callback(_lock_path(number).unlink, missing_ok=True)
         command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
         command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
-        box = sandbox_to_join((), self._temporary, self.home, self._settings, _SOCKETS) if can_sandbox() else []
-        server = self._owned([*box, *self._user.command(["env", "-C", str(self.home), *command])], "xvfb")
+        shown, places = {_SHOWN_HOME: self.home}, (self._settings, _SOCKETS)
+        box = sandbox_to_join((), self._temporary, *places, shown=shown) if can_sandbox() else []
+        server = self._owned([*box, *self._at_home(command)], "xvfb")
         await self._stack.enter_async_context(server)
         while True:
             words = (await asyncio.to_thread(server.log_path.read_text)).split() if server.log_path.exists() else []
@@ -169,12 +163,15 @@ class DesktopSession:
             join = join_sandbox(self._server.command_pid()) if can_sandbox() else []
         except ProcessLookupError as error:
             raise DeviceError(f"expected a desktop whose X server runs, got none: {error}") from None
-        return [*join, *self._user.command(["env", "-C", str(self.home), *command])]
+        return [*join, *self._at_home(command)]
+
+    def _at_home(self, command: Sequence[str]) -> list[str]:
+        return self._user.command(["env", "-C", str(self._shown_home), *command])
 
     def _owned(self, argv: Sequence[str], name: str) -> OwnedProcess:
         return OwnedProcess(
             argv,
-            name=f"{self.home.name}-{name}",
+            name=f"{self._folder.name}-{name}",
             log_path=self._logs / f"{name}.log",
             environment=self._environment(),
             stop_timeout_s=1.0,
@@ -185,27 +182,29 @@ class DesktopSession:
         """A minimal environment; the controller's holds API keys."""
         return {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-            "HOME": str(self.home),
-            "XDG_RUNTIME_DIR": str(self.home / ".runtime"),
-            "TMPDIR": str(self.home / ".tmp"),
+            "HOME": str(self._shown_home),
+            "XDG_RUNTIME_DIR": str(self._shown_home / ".runtime"),
+            "TMPDIR": str(self._shown_home / ".tmp"),
             "DISPLAY": self.display,
             "XAUTHORITY": str(self.authority),
             "LANG": "C.UTF-8",
+            "XDG_CONFIG_DIRS": str(self._settings),
             "NO_AT_BRIDGE": "1",  # GTK programs would wait for an accessibility bus
             "GSETTINGS_BACKEND": "memory",  # no settings daemon either
         }
 
     def _make_folders(self) -> None:
         take_socket_folder(_SOCKETS)
+        self._folder.mkdir(mode=0o711)  # the desktop's user passes through it
         self._logs.mkdir(mode=0o700)
         self.files.make()
         self._user.make_folder(self._settings)
         self._user.make_folder(self._temporary)
         self.authority.write_bytes(_access_by_cookie(secrets.token_bytes(16)))
-        shutil.copyfile(_WINDOW_MANAGER_SETTINGS, self._settings / "openbox.xml")
-        for path in self._settings.iterdir():
+        for path in (self.authority, *(Path(shutil.copy(path, self._settings)) for path in _SETTINGS)):
             path.chmod(0o600)
             self._user.give(path)
+        (self._settings / "gtk-3.0").symlink_to(".")  # where GTK looks for settings.ini
 
 
 def take_socket_folder(folder: Path) -> None:

@@ -101,7 +101,7 @@ def _terminal(*files: tuple[str, str]) -> DesktopStart:
 
 
 def _file_manager(*names: str) -> DesktopStart:
-    return DesktopStart(files=tuple((name, name) for name in names), program=("pcmanfm", "."), window="desktop")
+    return DesktopStart(files=tuple((name, name) for name in names), program=("pcmanfm", "."), window="home")
 
 
 def _keys(*names: str) -> PressKey:

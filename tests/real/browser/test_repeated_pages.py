@@ -28,12 +28,13 @@ KINDS: list[tuple[str, DeviceAbilities, type[DeviceBackend]]] = [
 ]
 
 
-async def check_siblings(task: Task, backend: DeviceBackend) -> int:
+async def check_siblings(task: Task, backend: DeviceBackend, num_faulty: int | None = 0) -> int:
     """Run a group; returns its number of siblings, which have come to the fork as their parents did."""
     model = RandomModel(tool="computer_use", acts=ON_COMPUTERS)
-    group = (await run(task, BranchingSettings(num_siblings=2), backend=backend, model=model)).group
+    settings = BranchingSettings(num_siblings=2)
+    group = (await run(task, settings, backend=backend, model=model, num_faulty=num_faulty)).group
     members = {one.rollout_id: one for one in group.rollouts}
-    siblings = [one for one in members.values() if one.parent_id is not None]
+    siblings = [one for one in members.values() if one.parent_id is not None and one.error is None]
     for one in siblings:
         parent, place = members[str(one.parent_id)], one.fork_turn
         assert one.turns[:place] == parent.turns[:place]

@@ -23,6 +23,7 @@ from cua_rl.environments.desktop.session import PROGRAMS
 from cua_rl.environments.desktop.templates import DESKTOP_TASKS, DesktopTemplate
 from cua_rl.environments.desktop.x_screen import XScreen
 from cua_rl.environments.device import ActionRejected
+from cua_rl.environments.pool import open_pool
 from cua_rl.host.sandbox import can_sandbox
 from cua_rl.host.scratch import remove_abandoned
 from cua_rl.host.system import resident_bytes
@@ -323,20 +324,29 @@ async def test_validators_read_only_the_home_folder(desktop: LinuxDesktop) -> No
         await desktop.query("passwords")
 
 
-async def test_a_reset_desktop_is_as_new(backend: LinuxDesktops, desktop: LinuxDesktop) -> None:
-    task = DESKTOP_TASKS[0].make_task(1)
-    for _ in range(3):
-        assert await desktop.query("window_titles") == ""
-        assert await desktop.query("files") == ""
-        kept = "ls" if can_sandbox() else "true"  # without a sandbox, this is the machine's own folder
-        assert "left" not in await desktop.shell(f"{kept} $TMPDIR /tmp")
-        await desktop.write_file("note.txt", "old")
-        await desktop.run_program(["mousepad", "note.txt"], window="note.txt")
-        if can_sandbox():
-            await desktop.shell("mkdir /tmp/left; touch /tmp/left/over")
-        await desktop.shell("touch $TMPDIR/left")
-
-        assert await backend.reset(desktop, task.device_request()) is desktop
+async def test_nothing_of_a_desktop_is_left_for_the_next_lease() -> None:
+    request = DESKTOP_TASKS[0].make_task(1).device_request()
+    async with open_pool(LinuxDesktops(), max_devices=1) as pool:
+        for _ in range(2):
+            async with pool.lease(request) as desktop:
+                assert isinstance(desktop, LinuxDesktop)
+                assert await desktop.query("window_titles") == ""
+                assert await desktop.query("files") == ""
+                kept = "ls" if can_sandbox() else "true"  # without a sandbox, this is the machine's own folder
+                assert "left" not in await desktop.shell(f"{kept} $TMPDIR /tmp")
+                await desktop.write_file("note.txt", "")
+                await desktop.run_program(["mousepad", "note.txt"], window="note.txt")
+                for action in (TypeText(text="tea"), PressKey(keys=("ctrl", "s")), PressKey(keys=("capslock",))):
+                    await desktop.execute(action)
+                clock = IdleClock()
+                while (await desktop.query("file:note.txt")).strip() != "tea" and clock.look() < 5.0:
+                    await asyncio.sleep(0.05)
+                assert (await desktop.query("file:note.txt")).strip() == "tea"
+                if can_sandbox():
+                    await desktop.shell("mkdir /tmp/left; touch /tmp/left/over")
+                await desktop.shell("touch $TMPDIR/left")
+                folder = desktop.home.parent
+            assert not folder.exists()
 
 
 async def test_a_killed_controller_leaves_no_process_and_the_next_one_no_folder(tmp_path: Path) -> None:

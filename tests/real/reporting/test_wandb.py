@@ -14,6 +14,7 @@ from tests.patience import IdleClock
 
 pytest.importorskip("wandb", reason="`make setup` installs wandb")
 
+import wandb
 from wandb.proto import wandb_internal_pb2
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +40,7 @@ def run_wandb_program(folder: Path, **environment: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
+        umask=0o066,
     )
 
 
@@ -74,6 +76,21 @@ def test_weights_and_biases_offline_keeps_the_metrics_in_the_runs_folder(tmp_pat
     logged = [{name: value for name, value in row.items() if "/" in name} for row in rows]
     assert [row["_step"] for row in rows] == [1, 2]
     assert logged == [{"reward/mean": 0.5, "rollout/num_rollouts": 8}, {"reward/mean": 0.75}]
+
+
+def test_only_their_owner_reads_the_files_although_the_program_that_started_the_run_uses_the_package(
+    tmp_path: Path,
+) -> None:
+    wandb.setup()
+    try:
+        done = run_wandb_program(tmp_path, WANDB_MODE="offline", WANDB_SERVICE=os.environ["WANDB_SERVICE"])
+    finally:
+        wandb.teardown()
+
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file()]
+    assert [path for path in files if path.suffix == ".wandb"]
+    assert [path for path in files if path.stat().st_mode & 0o066] == []
 
 
 def test_weights_and_biases_without_an_account_is_a_configuration_error(tmp_path: Path) -> None:

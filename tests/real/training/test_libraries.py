@@ -97,7 +97,7 @@ def test_attention_that_joins_packed_sequences_is_refused(attention: str, tmp_pa
 def test_unsloth_does_not_shard(tmp_path: Path) -> None:
     config = chz.replace(configured("qwen3_vl", tmp_path), loader="unsloth", sharding="offload")
 
-    with pytest.raises(ConfigError, match=r"expected 'none' with trainer\.loader=unsloth"):
+    with pytest.raises(ConfigError, match=r"expected 'replicated' with trainer\.loader=unsloth"):
         Trainer(config)
 
 
