@@ -11,13 +11,16 @@ from cua_rl.environments.browser.django_admin.device import AdminPages
 from cua_rl.environments.browser.django_admin.templates import ADMIN_BROWSER
 from cua_rl.environments.browser.environment import MiniWobPages
 from cua_rl.environments.browser.miniwob.templates import MINIWOB_BROWSER
+from cua_rl.environments.browser.page import BrowserPage
 from cua_rl.environments.browser.page_tasks import PAGE_BROWSER, UserPages
 from cua_rl.environments.device import DeviceAbilities
-from cua_rl.environments.pool import DeviceBackend
+from cua_rl.environments.pool import DeviceBackend, open_pool
 from cua_rl.environments.table import parse_sources
 from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.readiness import prepare
 from cua_rl.tasks.task import Task
+from cua_rl.types.errors import UnusableError
 from tests.real.browser.test_copied_sites import shop as shop
 from tests.real.browser.test_copied_sites import source
 from tests.rollout.test_branches import ON_COMPUTERS, RandomModel, run
@@ -59,3 +62,17 @@ async def test_so_do_siblings_on_a_site_that_saves_no_state(shop: Path) -> None:
     task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
 
     assert await check_siblings(task, UserPages(parse_sources(sources))) > 0
+
+
+async def test_a_page_that_closed_there_has_no_copy_and_is_no_error_of_the_run(shop: Path) -> None:
+    sources = source(shop)
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with open_pool(UserPages(parse_sources(sources)), max_devices=1) as pool:
+        async with pool.lease(task.device_request()) as page:
+            assert isinstance(page, BrowserPage)
+            await prepare(task, page)
+            await page._page.close()
+
+            assert await page.snapshot() is None
+            with pytest.raises(UnusableError):
+                await page.observe()
