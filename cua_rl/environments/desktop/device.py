@@ -67,7 +67,7 @@ class LinuxDesktop:
 
     @property
     def home(self) -> Path:
-        """The home folder of the desktop's user: what tasks put there and validators read."""
+        """The home folder of the desktop's user on this machine; in their sandbox, programs have it as `$HOME`."""
         return self._session.home
 
     @property

@@ -1,6 +1,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from cua_rl.environments.browser.miniwob.templates import (
     all_templates,
     miniwob_template,
 )
+from cua_rl.environments.browser.page import as_page
 from cua_rl.environments.device import ActionRejected, Device
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
@@ -24,7 +26,7 @@ from cua_rl.supervised.datasets import ExpertExamples
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.readiness import instruct, prepare
-from cua_rl.types.actions import Click, Drag, Scroll, TypeText
+from cua_rl.types.actions import Click, Drag, PressKey, Scroll, TypeText
 from scripts.tiny_models.page_lessons import draw_page_lesson
 from scripts.tiny_models.page_screens import look_at, read_screens, write_screens
 
@@ -87,6 +89,19 @@ async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend:
     await page.close()
 
 
+async def test_the_first_click_on_a_page_meets_what_looks_different_under_the_mouse() -> None:
+    task = miniwob_template("social-media").make_task(1)
+    async with MiniWobPages(scale=1.0) as fresh:  # its images have never been shown
+        page = as_page(await fresh.make(task.device_request()))
+        await prepare(task, page)
+        place = "(({ x, y, width, height }) => [x + width / 2, y + height / 2])"
+        x, y = cast("list[float]", await page.evaluate(f"() => {place}($('.more')[0].getBoundingClientRect())"))
+        await page.execute(Click(x=round(x), y=round(y)))
+
+        assert await page.evaluate("() => $('#area ul:not(.hide)').length") == 1
+        await page.close()
+
+
 MOVING = [template for template in all_templates() if "real_time" in template.tags]
 STILL = [template for template in all_templates() if template not in MOVING]
 
@@ -98,17 +113,24 @@ async def test_every_screen_is_the_seed_s_whatever_happened_before(
     """At first, after another instance was used, after another task: all pages but those that move by themselves."""
     rng, other_page = random.Random(0), miniwob_template("click-tab-2-hard")
     page = await used_pages.make(template.make_task(0).device_request())
-    first: dict[int, bytes] = {}
+    first: dict[int, list[bytes]] = {}
     for seed in (0, 1):
         await prepare(template.make_task(seed), page)
-        first[seed] = (await page.observe()).data
+        first[seed] = await look_and_go_on(page)
 
     for seed, between in ((0, template), (1, other_page)):
         await prepare(between.make_task(seed + 2), page)
         await use(page, rng)
         await prepare(template.make_task(seed), page)
-        assert (await page.observe()).data == first[seed], (seed, between.name)
+        assert await look_and_go_on(page) == first[seed], (seed, between.name)
     await page.close()
+
+
+async def look_and_go_on(page: Device) -> list[bytes]:
+    """The screen, and the screen after a key that moves the focus."""
+    seen = await page.observe()
+    await page.execute(PressKey(keys=("tab",)))
+    return [seen.data, (await page.observe()).data]
 
 
 async def use(page: Device, rng: random.Random) -> None:

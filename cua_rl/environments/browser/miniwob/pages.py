@@ -23,7 +23,10 @@ async ({ seed, limitMs }) => {
   await new Promise(requestAnimationFrame);
   window.scrollTo(0, 0);
   window.__cuaCloseList();
-  if (document.activeElement) document.activeElement.blur();
+  document.body.tabIndex = -1;
+  document.body.focus();
+  document.body.blur();
+  document.body.removeAttribute('tabindex');
   document.querySelectorAll('*').forEach(element => { element.scrollTop = element.scrollLeft = 0; });
   Math.seedrandom(seed);
   core.EPISODE_MAX_TIME = limitMs;
@@ -39,6 +42,8 @@ async ({ seed, limitMs }) => {
     const style = getComputedStyle(element);
     for (const [, url] of (style.content + style.backgroundImage).matchAll(/url\\("([^"]+)"\\)/g)) urls.push(url);
   }
+  for (const { textContent } of document.querySelectorAll('style'))  // also those that a mouse over them shows
+    for (const [, url] of textContent.matchAll(/url\\(["']?([^"')]+)/g)) urls.push(url);
   await Promise.all(urls.filter(url => url && !images[url]).map(url => {
     images[url] = new Image();
     images[url].src = url;
@@ -49,7 +54,8 @@ async ({ seed, limitMs }) => {
 """Begin with this seed. What covers the page at its end says so, and no longer begins it again.
 
 The screen is that of the seed, whatever was done before: what still scrolls ends with the next frame, everything
-scrolls back, and images are there, kept for the next time that the page shows them.
+scrolls back, the Tab key goes to the first element, and images are there, kept for the next time that the page shows
+them.
 """
 _RESULT = "() => ({ isOver: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, told: window.__cuaTold })"
 

@@ -34,6 +34,7 @@ UNSUITED: dict[str, tuple[str, ...]] = {
 NEEDS_RELOAD = frozenset({
     "book-flight", "book-flight-nodelay",  # fields that were wrong stay red
     "choose-date", "choose-date-easy", "choose-date-medium", "choose-date-nodelay",  # the calendar stays where it was
+    "form-sequence-3",  # its list, opened once by the Tab key, does not open so again
     "drag-cube", "use-colorwheel", "use-colorwheel-2",  # the cube stays turned, the colour chosen
     "scroll-text", "scroll-text-2",  # a text that was edited takes no new one
     *UNSUITED["real_time"],  # timers of the previous instance keep running, and draw from the seed of the next
