@@ -126,13 +126,15 @@ class Chaos:
     async def kill(self, rng: random.Random, parts: Sequence[str]) -> int:
         """Kill the parts one after another while the client goes on; returns how many until it ended."""
         for number, part in enumerate(parts):
-            if rng.random() < SHARE_AT_STAGES:
-                left = self.config.steps * STAGES_PER_STEP - len(self.told)
-                stages = len(self.told) + rng.randint(1, max(1, left // (len(parts) - number + 1)))
-                await wait_until(partial(self._has_told, stages), f"for stage {stages} of the client")
+            left = self.config.steps * STAGES_PER_STEP - len(self.told)
+            most = max(1, left // (len(parts) - number + 1))  # so that later kills find the client at work
+            is_at_stage = rng.random() < SHARE_AT_STAGES
+            stages = len(self.told) + (rng.randint(1, most) if is_at_stage else most)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_at_stage else rng.uniform(0.5, 12.0)):
+                    await wait_until(partial(self._has_told, stages), f"for stage {stages} of the client")
+            if is_at_stage:
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
-            else:
-                await asyncio.sleep(rng.uniform(0.5, 12.0))
             await wait_until(lambda part=part: bool(self.find(part)), f"for the {part} to be started")
             if self.told[-1]["stage"] == "end":
                 return number
