@@ -18,11 +18,11 @@ KEY = "tml-key-of-the-tests"
 
 @pytest.mark.timeout(900)
 def test_a_run_through_kills_of_each_part_is_the_run_that_nobody_disturbed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.chaos_tinker", f"folder={tmp_path}", "kills=3", "steps=6", "seed=1"]
+    command = [sys.executable, "-m", "scripts.chaos_tinker", f"folder={tmp_path}", "kills=3", "steps=16", "seed=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(900))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     verdict = json.loads(done.stdout.splitlines()[-1])
-    assert (verdict["kills"], verdict["steps"], verdict["faults"]) == (3, 6, [])
+    assert (verdict["kills"], verdict["steps"], verdict["faults"]) == (3, 16, [])
     assert verdict["service_starts"] >= 2
 
 
