@@ -8,11 +8,10 @@ the same sandbox. Where the kernel permits no namespaces, there are no sandboxes
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from cua_rl.host.users import problem_of
 
@@ -63,15 +62,15 @@ def sandbox(files: Iterable[str], home: Path) -> list[str]:
 
 
 def sandbox_to_join(
-    files: Iterable[str], temporary: Path, *places: Path, shown: Mapping[Path, Path] = MappingProxyType({})
+    files: Iterable[str], temporary: Path, *places: Path, moved: Iterable[tuple[Path, Path]] = ()
 ) -> list[str]:
     """The beginning of a command that runs the rest in a sandbox without a way out, which writes to these places.
 
-    `shown` has further places by the paths that they have there. It has the machine's devices: to join one with its own
-    terminals, ordinary users lack the rights.
+    `moved` are further places, each with the path that it has there. The sandbox has the machine's devices: to join one
+    with its own terminals, ordinary users lack the rights.
     """
     view = _view(set(_ways(files)), temporary, *places)
-    view += [word for path, place in shown.items() for word in ("--bind", str(place), str(path))]
+    view += [word for place, path in moved for word in ("--bind", str(place), str(path))]
     return [*_BARE, "--unshare-net", "--dev-bind", "/dev", "/dev", *_OWN_MEMORY, *view, "--"]
 
 

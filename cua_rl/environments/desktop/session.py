@@ -141,8 +141,8 @@ class DesktopSession:
         self._stack.callback(_lock_path(number).unlink, missing_ok=True)
         command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
         command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
-        shown, places = {_SHOWN_HOME: self.home}, (self._settings, _SOCKETS)
-        box = sandbox_to_join((), self._temporary, *places, shown=shown) if can_sandbox() else []
+        places, moved = (self._settings, _SOCKETS), [(self.home, _SHOWN_HOME)]
+        box = sandbox_to_join((), self._temporary, *places, moved=moved) if can_sandbox() else []
         server = self._owned([*box, *self._at_home(command)], "xvfb")
         await self._stack.enter_async_context(server)
         while True:
@@ -188,7 +188,7 @@ class DesktopSession:
             "DISPLAY": self.display,
             "XAUTHORITY": str(self.authority),
             "LANG": "C.UTF-8",
-            "XDG_CONFIG_DIRS": str(self._settings),
+            "XDG_CONFIG_DIRS": f"{self._settings}:/etc/xdg",
             "NO_AT_BRIDGE": "1",  # GTK programs would wait for an accessibility bus
             "GSETTINGS_BACKEND": "memory",  # no settings daemon either
         }

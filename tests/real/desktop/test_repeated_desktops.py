@@ -17,13 +17,11 @@ async def test_siblings_on_a_desktop_come_to_the_fork_by_the_turns_of_their_pare
 
 
 async def test_programs_show_the_same_paths_on_every_desktop() -> None:
-    request, shown = DeviceRequest(task_id="look", seed=0), list[str]()
+    request = DeviceRequest(task_id="look", seed=0)
     async with open_pool(LinuxDesktops(), max_devices=2) as pool:
         async with pool.lease(request) as first, pool.lease(request) as second:
             for desktop in (first, second):
                 assert isinstance(desktop, LinuxDesktop)
                 path = "/tmp/home" if can_sandbox() else str(desktop.home)
                 assert await desktop.shell("pwd; echo $HOME ~ $TMPDIR") == f"{path}\n{path} {path} {path}/.tmp\n"
-                shown.append(path)
-
-    assert shown[0].rpartition("/")[2] == shown[1].rpartition("/")[2] == "home"
+                assert desktop.home.name == "home"  # what programs show without a sandbox
