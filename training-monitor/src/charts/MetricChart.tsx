@@ -39,6 +39,7 @@ export function MetricChart(props: ChartProps) {
   const plot = useRef<uPlot | null>(null);
   const drawn = useRef<Drawn | null>(null);
   const dragged = useRef(0);
+  const pointed = useRef<number | null>(null); // x, which stays where it is when the chart is drawn anew
   const [hover, setHover] = useState<Hover | null>(null);
   const [width, setWidth] = useState(0);
   const [visible, setVisible] = useState(false);
@@ -74,7 +75,11 @@ export function MetricChart(props: ChartProps) {
       width,
       height,
       onRange,
-      onCursor: (index, left) => setHover(index === null || left < 0 ? null : { index, left }),
+      pointed: pointed.current,
+      onCursor: (x, index, left) => {
+        pointed.current = index === null || left < 0 ? null : x;
+        setHover(index === null || left < 0 ? null : { index, left });
+      },
     });
     plot.current = made.plot;
     drawn.current = made.drawn;

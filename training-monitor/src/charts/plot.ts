@@ -14,7 +14,9 @@ export type PlotOptions = {
   width: number;
   height: number;
   onRange: (range: [number, number] | null) => void;
-  onCursor: (index: number | null, left: number, top: number) => void;
+  /** The x at which the cursor is from the beginning. */
+  pointed: number | null;
+  onCursor: (x: number | null, index: number | null, left: number) => void;
 };
 
 export type Drawn = {
@@ -270,7 +272,8 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
             options.onRange([from, to]);
           },
         ],
-        setCursor: [(self) => options.onCursor(self.cursor.idx ?? null, self.cursor.left ?? -1, self.cursor.top ?? -1)],
+        setCursor: [(self) => options.onCursor(self.data[0][self.cursor.idx ?? -1] ?? null, self.cursor.idx ?? null, self.cursor.left ?? -1)],
+        ready: [(self) => options.pointed !== null && self.setCursor({ left: self.valToPos(options.pointed, "x"), top: 10 })],
       },
     },
     drawn.data,
