@@ -183,10 +183,8 @@ class DeviceAbilities:
     """They are `ShellDevice`s."""
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
-    is_copied: bool = False
-    """They are `CopiedDevice`s."""
-    is_repeatable: bool = False
-    """The same actions show the same screens again on another device for the task."""
+    is_repeatable: bool = True
+    """Actions of a rollout show the same on another device for its task, or it can be copied: it may have branches."""
     environment: str | None = None
     """The environment whose tasks, and no others, run there; None for tasks without devices of their own."""
     queries: Mapping[str, Query] | None = None

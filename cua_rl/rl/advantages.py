@@ -4,17 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
-from io import BytesIO
 from itertools import chain
 from math import fsum, sqrt
 from operator import attrgetter
 
-from PIL import Image
-
 from cua_rl.rewards.reward import as_reward
 from cua_rl.rl.config import AdvantageKind, CreditSettings, RolloutAdvantageKind
-from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Datum, Rollout, RolloutGroup, Turn
 
@@ -166,15 +161,7 @@ def state_of(turn: Turn, *, moving_top: float) -> str | None:
     """
     if turn.state or turn.agent.before is None:
         return turn.state or None
-    shown = turn.agent.before
-    return masked_sha256(shown, moving_top) if moving_top and shown.data else shown.sha256
-
-
-def masked_sha256(shown: EncodedImage, moving_top: float) -> str:
-    """SHA-256 of the pixels below the share `moving_top` of the height."""
-    with Image.open(BytesIO(shown.data)) as image:
-        width_px, height_px = image.size
-        return sha256(image.crop((0, round(moving_top * height_px), width_px, height_px)).tobytes()).hexdigest()
+    return turn.agent.before.sha256_below(moving_top)
 
 
 def group_advantages(rewards: Sequence[float], kind: RolloutAdvantageKind) -> tuple[float, ...]:

@@ -170,6 +170,7 @@ class _AsyncRun:
             params=settings.params,
             min_group_size=settings.config.sampling.min_group_size,
             branching=settings.config.branching,
+            moving_top=settings.config.credit.moving_top or 0.0,
         )
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
         # the task instance of an ordinal is the same as in a synchronous run, which trains batch by batch

@@ -70,8 +70,8 @@ class CreditSettings:
     )
     moving_top: float | None = setting(
         None,
-        "state_groups: share of a screenshot's height, from the top, that is not compared because it changes by "
-        "itself, such as a status bar with a clock; None is 0.06 on real Android devices, else 0",
+        "state_groups and branching: share of a screenshot's height, from the top, that is not compared because it "
+        "changes by itself, such as a status bar with a clock; None is 0.06 on real Android devices, else 0",
         at_least=0.0,
     )
     milestone_reward: float = setting(

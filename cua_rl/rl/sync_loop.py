@@ -79,6 +79,7 @@ async def sample_groups(
         params=settings.params.seeded(step - 1),
         min_group_size=settings.config.sampling.min_group_size,
         branching=settings.config.branching,
+        moving_top=settings.config.credit.moving_top or 0.0,
     )
 
     async def run(task: Task, index: int) -> RolloutGroup:

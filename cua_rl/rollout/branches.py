@@ -24,7 +24,7 @@ from cua_rl.environments.harness_world import HarnessWorld
 from cua_rl.rollout.watched import Watched
 from cua_rl.types.actions import Action
 from cua_rl.types.conversation import EncodedImage
-from cua_rl.types.errors import AgentError, DeviceError, TaskError, UnusableError
+from cua_rl.types.errors import AgentError, DeviceError, TaskError, UnusableError, boundary
 from cua_rl.types.rollout import Rollout, Turn
 from cua_rl.types.snapshot import Moment, Snapshot
 
@@ -67,6 +67,8 @@ class Fork:
     moment: Moment | None = None
     arrival: Turn | None = None
     """Without a moment, the parent's next turn: those before it are done again on a device that must show the same."""
+    moving_top: float = 0.0
+    """The share of screenshots, from the top, that need not be the same, because a clock moves there."""
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -204,18 +206,22 @@ class RetoldDevice(DeviceAround):
             raise ActionRejected(agent.action_error)
 
     async def _observe_same(self, place: int) -> EncodedImage:
-        turns, ended_at = (*self.fork.turns, self.fork.arrival), time.monotonic() + 5.0
+        turn = next(iter((*self.fork.turns, self.fork.arrival)[place:]), None)
+        if turn is None:
+            return await self.device.observe()
+        told, top, ended_at = turn.agent.before, self.fork.moving_top, time.monotonic() + 5.0
         while True:
             shown = await self.device.observe()
-            turn = turns[place] if place < len(turns) else None
-            if turn is None or (shown == turn.agent.before and turn.state in ("", shown.state)):
-                return shown
+            if told is not None and turn.state in ("", shown.state):
+                with boundary(DeviceError, "compare screenshots"):
+                    names = [await asyncio.to_thread(one.sha256_below, top) for one in (shown, told)]
+                if names[0] == names[1]:
+                    return told if top else shown
             # a device whose states have no names may still be drawing what the parent's agent saw
             if turn.state or time.monotonic() > ended_at:
-                was = "none" if turn.agent.before is None else turn.agent.before.sha256[:12]
                 raise DeviceError(
-                    f"turn {place + 1}: expected the screenshot that was recorded before it, {was} in state "
-                    f"{turn.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r} after the same actions: the "
-                    "task or its device differs from one time to the next; choose an earlier turn, or another rollout"
+                    f"turn {place + 1}: expected the screenshot that was recorded before it, {told and told.sha256[:9]}"
+                    f" in state {turn.state[:9]!r}, got {shown.sha256[:9]} in {shown.state[:9]!r} after the same "
+                    "actions: the task or its device differs each time; choose an earlier turn, or another rollout"
                 )
             await asyncio.sleep(0.1)

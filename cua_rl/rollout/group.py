@@ -35,6 +35,8 @@ class GroupJob:
     min_group_size: int = 1
     """With fewer members without a fault, a group is recorded but not trained on."""
     branching: BranchingSettings = field(default_factory=BranchingSettings)
+    moving_top: float = 0.0
+    """Share of screenshots, from the top, that need not come again where turns are done again."""
 
 
 RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]
@@ -108,7 +110,8 @@ async def run_group(
     attempts = await run_members(dict.fromkeys(members or range(num_first), BEGINNING))
     if parents:
         seed = job.params.seeded(index, "forks").seed
-        attempts += await run_members(find_forks([tried[-1] for tried in attempts], job.branching, num_parents, seed))
+        forks = find_forks([tried[-1] for tried in attempts], job.branching, num_parents, seed)
+        attempts += await run_members({at: replace(fork, moving_top=job.moving_top) for at, fork in forks.items()})
     rollouts = [replace(rollout, moments=()) for tried in attempts for rollout in tried]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(

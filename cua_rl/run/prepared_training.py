@@ -265,12 +265,12 @@ def check_learning(config: CLIConfig) -> None:
 def check_branching(config: CLIConfig, device: DeviceAbilities) -> None:
     """Raise `ConfigError` if rollouts shall go on from turns of others and cannot."""
     is_own_agent = config.agent.name == "gbox" and config.devices.coordinate_mode == "direct"
-    is_possible = is_own_agent and (device.is_copied or device.is_repeatable)
-    if config.branching.num_siblings and not (is_possible or config.agent.name == "harness"):
+    is_possible = (is_own_agent and device.is_repeatable) or config.agent.name == "harness"
+    if config.branching.num_siblings and not is_possible:
         raise ConfigError(
-            "branching.num_siblings: expected 0 unless agent=harness, or agent=gbox gives coordinates on devices "
-            "that can be copied or show the same after the same actions, got "
-            f"{config.branching.num_siblings} with {device.name} and agent={config.agent.name}; set it to 0"
+            "branching.num_siblings: expected 0 unless agent=harness, or agent=gbox gives coordinates on devices that "
+            f"show the same after the same actions, got {config.branching.num_siblings} with {device.name} and "
+            f"agent={config.agent.name}; set it to 0"
         )
 
 

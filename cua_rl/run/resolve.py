@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cua_rl.command_line.fields import with_values
+from cua_rl.environments.table import DEFAULT_DEVICE, find_environment
 from cua_rl.machine.machine import Machine
 from cua_rl.machine.memory_parts import Request
 from cua_rl.machine.memory_plan import MemoryBudget, plan_memory
@@ -64,10 +65,14 @@ def resolve(config: CLIConfig, machine: Machine, model_path: Path) -> tuple[CLIC
     config = with_values(config, server=server, trainer=trainer, max_concurrent_rollouts=memory.num_rollouts)
     if trainer.parity_limit is None:
         config = with_values(config, trainer=with_values(trainer, parity_limit=rounding_limit(config)))
-    if config.credit.moving_top is None:
-        has_clock = config.device != "simulator" and config.box_type == "android"
-        config = with_values(config, credit=with_values(config.credit, moving_top=STATUS_BAR if has_clock else 0.0))
-    return config, memory
+    return with_values(config, credit=with_values(config.credit, moving_top=moving_top(config))), memory
+
+
+def moving_top(config: CLIConfig) -> float:
+    """The share of screenshots that is not compared: that of the status bar on real Android devices."""
+    is_real = config.device != DEFAULT_DEVICE or find_environment(config.tasks, config.device).is_hosted
+    default = STATUS_BAR if is_real and config.box_type == "android" else 0.0
+    return default if config.credit.moving_top is None else config.credit.moving_top
 
 
 class EngineSettings(Protocol):

@@ -34,6 +34,7 @@ from cua_rl.run.devices import PreparedDevices, open_devices, prepare_devices
 from cua_rl.run.judge import prepare_judge
 from cua_rl.run.prepared_training import load_task_sets
 from cua_rl.run.recording import recorded, start_database
+from cua_rl.run.resolve import moving_top
 from cua_rl.run.rollouts import make_format, open_runners
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run_folder.earlier_attempt import CHANGED, EarlierAttempt
@@ -107,7 +108,12 @@ class PreparedTakeover:
             task=self.task,
             params=self.recorded.params,
             adapter=adapter,
-            fork=Fork(parent_id=parent, turns=self.turns[: self.place], arrival=self.turns[self.place]),
+            fork=Fork(
+                parent_id=parent,
+                turns=self.turns[: self.place],
+                arrival=self.turns[self.place],
+                moving_top=moving_top(self.config),
+            ),
         )
 
 

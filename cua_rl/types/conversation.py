@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from io import BytesIO
 from typing import Literal
 
+from PIL import Image
 from pybase64 import b64encode
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -40,6 +42,14 @@ class EncodedImage:
     def data_url(self) -> str:
         """The image as a `data:` URL, encoded again at every call."""
         return f"data:image/{self.format};base64,{b64encode(self.data).decode()}"
+
+    def sha256_below(self, top: float) -> str:
+        """SHA-256 of the pixels below the share `top` of the height; of the bytes, if it is 0 or they are not here."""
+        if not top or not self.data:
+            return self.sha256
+        with Image.open(BytesIO(self.data)) as image:
+            width_px, height_px = image.size
+            return sha256(image.crop((0, round(top * height_px), width_px, height_px)).tobytes()).hexdigest()
 
 
 Part = TextPart | EncodedImage

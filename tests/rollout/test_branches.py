@@ -115,6 +115,7 @@ async def run(
     backend: DeviceBackend | None = None,
     model: RandomModel | None = None,
     num_faulty: int | None = 0,
+    moving_top: float = 0.0,
     via: Callable[[RolloutRunner, FakeRecorder], Runner] = lambda runner, _: runner,
 ) -> Sampling:
     model, recorder = model or RandomModel(), FakeRecorder()
@@ -130,9 +131,9 @@ async def run(
             watch_goal=watch_goal,
         )
         source = RolloutSource(phase="step", step=1)
-        job = GroupJob(source=source, group_size=group_size, params=PARAMS, branching=settings)
+        job = GroupJob(source=source, group_size=group_size, params=PARAMS, branching=settings, moving_top=moving_top)
         group = await run_group(via(runner, recorder), task, 0, job)
-        assert (pool.num_alive, gateway.prompt_mismatches) == (0, 0)
+        assert (pool.num_leased, gateway.prompt_mismatches) == (0, 0)
     assert num_faulty in (None, len(group.faulty)), [one.error for one in group.faulty]
     return Sampling(group, model, recorder)
 

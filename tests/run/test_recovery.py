@@ -18,6 +18,7 @@ from cua_rl.run.asking import Recorded
 from cua_rl.run.prepared_sft import build_recorded_examples
 from cua_rl.run.recovery import Found, Search, fork_places
 from cua_rl.run.takeover import Demonstrations, PreparedTakeover
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.tasks.task import Task
 from cua_rl.types.judgement import Validation
@@ -53,7 +54,7 @@ async def search(task: Task, recorder: FakeRecorder) -> tuple[list[Found], list[
     """What is found from every failure, and the groups of siblings in the order in which they ended."""
     failed = await failures(task)
     prepared = PreparedTakeover(
-        recorded=failed[0], place=1, task=task, **cast("dict[str, Any]", dict.fromkeys(_NOT_NEEDED))
+        recorded=failed[0], place=1, config=CLIConfig(), task=task, **cast("dict[str, Any]", dict.fromkeys(_NOT_NEEDED))
     )
     async with open_pool(SimulatedPhones(), max_devices=4) as pool:
         runner = RolloutRunner(
@@ -77,7 +78,7 @@ async def search(task: Task, recorder: FakeRecorder) -> tuple[list[Found], list[
     return found, [one.group for one in recorder.events if isinstance(one, GroupEnded)]
 
 
-_NOT_NEEDED = ("config", "templates", "devices", "judge", "renderer", "max_model_len", "folder")
+_NOT_NEEDED = ("templates", "devices", "judge", "renderer", "max_model_len", "folder")
 
 
 def forks_of(groups: list[RolloutGroup], parent_id: str) -> list[RolloutGroup]:

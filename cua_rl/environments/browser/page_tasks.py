@@ -9,7 +9,7 @@ begins anew with every rollout. Without one, the server decides what it keeps be
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -33,7 +33,6 @@ PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
     has_shell=False,
     is_seeded=False,
-    is_repeatable=True,
     environment="page",
     queries=PAGE_QUERIES,
 )
@@ -234,9 +233,7 @@ class UserPages(BrowserPages):
         configs = [source for source in sources if isinstance(source, PageSource)]
         urls = allowed_urls(configs) or (_NOWHERE,)
         super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
-        sites = [parse_site(config) for config in configs]
-        self.abilities = replace(PAGE_BROWSER, is_copied=all(site is not None and site.snapshot for site in sites))
-        self._programs = dict.fromkeys(filter(None, sites))
+        self._programs = dict.fromkeys(filter(None, map(parse_site, configs)))
         self._other_urls = {url for config in configs if config.site_command for url in config.allowed_urls}
         self._servers = SiteServers()
 

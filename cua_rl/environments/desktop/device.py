@@ -30,9 +30,7 @@ from cua_rl.types.actions import (
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
-DESKTOP_ABILITIES = DeviceAbilities(
-    name="Linux desktops", has_shell=True, is_seeded=True, is_repeatable=True, environment="desktop"
-)
+DESKTOP_ABILITIES = DeviceAbilities(name="Linux desktops", has_shell=True, is_seeded=True, environment="desktop")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -1,15 +1,29 @@
 """Attached phones as a pool, behind a stand-in for the adb program."""
 
 import os
+from dataclasses import replace
+from hashlib import sha256
+from io import BytesIO
+from itertools import count
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from cua_rl.environments.adb.device import AndroidDevice
 from cua_rl.environments.adb.environment import AdbPhones
-from cua_rl.environments.pool import PoolLimits, open_pool
-from cua_rl.types.errors import ConfigError, DeviceLostError
+from cua_rl.environments.device import Device
+from cua_rl.environments.pool import DeviceRequest, PoolLimits, open_pool
+from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
+from cua_rl.types.actions import Button, PressButton
+from cua_rl.types.conversation import EncodedImage
+from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError
+from cua_rl.types.judgement import Validation
+from cua_rl.types.rollout import AgentTurn, Turn
+from tests.builders import model_turn, prompt, text
 from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
+from tests.rollout.test_branches import MAX_TURNS, run
 
 
 def write_adb(folder: Path, *rows: str) -> str:
@@ -71,6 +85,78 @@ async def test_a_phone_that_is_unplugged_is_replaced_by_another_one(tmp_path: Pa
         metrics = pool.take_metrics()
 
     assert metrics["device/faults/lost"] == 1
+
+
+async def never(device: Device, answer: str | None) -> Validation:
+    return Validation(query="wifi_enabled", expected="true", actual="false", success=False)
+
+
+TASK = replace(make_task(max_turns=MAX_TURNS), validate=never)
+
+
+class Screen(Connection):
+    """A phone whose status bar shows the time, which nothing sets back, and under it what was put in since it began."""
+
+    num_seconds = count()
+
+    async def run(self, command: str) -> str:
+        if "am kill-all" in command:
+            self.commands.clear()
+            return ""
+        return await super().run(command)
+
+    async def screenshot(self) -> bytes:
+        image = Image.new("RGB", (200, 400), "#" + sha256("\n".join(self.commands).encode()).hexdigest()[:6])
+        image.paste((next(self.num_seconds) % 256, 0, 0), (0, 0, 200, 20))
+        file = BytesIO()
+        image.save(file, "PNG")
+        return file.getvalue()
+
+
+class QuickPhones(AdbPhones):
+    """Phones whose screens need no time to settle."""
+
+    async def make(self, request: DeviceRequest) -> AndroidDevice:
+        device = await super().make(request)
+        assert isinstance(device, AndroidDevice)
+        device._settle_s = 0.0
+        return device
+
+
+async def test_siblings_on_phones_see_what_their_parents_saw_whatever_the_clock_says(tmp_path: Path) -> None:
+    screens = {name: Screen() for name in "ABCD"}
+    adb = write_adb(tmp_path, *(f"{name} device" for name in screens))
+    phones = QuickPhones(adb=adb, connect=screens.__getitem__)
+    assert phones.abilities.is_repeatable
+
+    sampling = await run(TASK, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
+
+    members = {one.rollout_id: one for one in sampling.group.rollouts}
+    siblings = [one for one in members.values() if one.parent_id]
+    assert len(siblings) == 4
+    for one in siblings:
+        parent = members[str(one.parent_id)]
+        assert one.turns[: one.fork_turn] == parent.turns[: one.fork_turn]
+        assert one.own_turns[0].model.prompt == parent.turns[one.fork_turn].model.prompt  # to the last bit
+
+
+def turn_of(seen: EncodedImage) -> Turn:
+    model = model_turn(prompt(text(1)), (2,))
+    return Turn(index=0, model=model, agent=AgentTurn(response_id=model.response_id, before=seen))
+
+
+async def test_a_phone_that_differs_below_the_status_bar_is_a_fault_and_so_is_a_picture_that_is_none() -> None:
+    phone, other = (AndroidDevice(Screen(), device_id=name, settle_s=0.0) for name in "AB")
+    parent = turn_of(await phone.observe())
+    retold = RetoldDevice(other, fork=Fork(arrival=parent, moving_top=0.06), taken=[])
+    assert await retold.observe() == parent.agent.before
+
+    broken = turn_of(EncodedImage(data=b"no picture", format="png", width_px=200, height_px=400))
+    with pytest.raises(DeviceError, match="compare screenshots: UnidentifiedImageError"):
+        await RetoldDevice(other, fork=Fork(arrival=broken, moving_top=0.06), taken=[]).observe()
+    await other.execute(PressButton(button=Button.RECENTS))
+    with pytest.raises(DeviceError, match="turn 1: expected the screenshot that was recorded before it"):
+        await retold.observe()
 
 
 @pytest.mark.parametrize(("serials", "rows"), [((), ()), (("B",), ("A device",)), ((), ("A unauthorized",))])

@@ -14,7 +14,7 @@ from cua_rl.types.errors import TaskError
 from cua_rl.types.judgement import Validation
 
 ADMIN_BROWSER = DeviceAbilities(
-    name="a browser with Django admin", has_shell=False, is_seeded=True, is_repeatable=True, environment="django_admin"
+    name="a browser with Django admin", has_shell=False, is_seeded=True, environment="django_admin"
 )
 MAX_TURNS = 15
 _PREFIX = "django_admin/"

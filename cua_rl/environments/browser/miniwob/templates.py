@@ -60,7 +60,7 @@ _NAVIGATION_PREFIXES = ("click-tab", "click-menu", "click-collapsible", "navigat
 
 
 MINIWOB_BROWSER = DeviceAbilities(
-    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, is_repeatable=True, environment="miniwob"
+    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, environment="miniwob"
 )
 MAX_TURNS = 10
 

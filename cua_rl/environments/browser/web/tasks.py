@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 logger = getLogger(__name__)
 
 WEB_BROWSER = DeviceAbilities(
-    name="a browser on web sites", has_shell=False, is_seeded=False, environment="web", queries=PAGE_QUERIES
+    name="a browser on web sites",
+    has_shell=False,
+    is_seeded=False,
+    is_repeatable=False,
+    environment="web",
+    queries=PAGE_QUERIES,
 )
 _MAX_TURNS = 30
 _KEYS = ("task_id", "instruction", "url", "difficulty")

@@ -15,9 +15,7 @@ from cua_rl.environments.pool import DeviceRequest
 from cua_rl.tasks.task import Task
 from cua_rl.types.errors import TaskError
 
-SIMULATOR = DeviceAbilities(
-    name="the embedded simulator", has_shell=False, is_seeded=True, is_copied=True, queries=SIMULATOR_QUERIES
-)
+SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True, queries=SIMULATOR_QUERIES)
 
 _serial_numbers = count(1)
 
