@@ -35,11 +35,12 @@ from cua_rl.tasks.task import Task
 from cua_rl.types.actions import Action, Click, Wait
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError, UnusableError
+from cua_rl.types.judgement import Validation
 from cua_rl.types.rollout import AdapterRef, Rollout, RolloutGroup, SamplingParams, StopReason, Turn
 from cua_rl.workers.worker import RolloutWorker, Workplace, event_in_run_time
 from tests.builders import model_turn as some_answer
 from tests.builders import prompt, text, turn
-from tests.fakes import FakeDevice, FakeRecorder
+from tests.fakes import FakeDevice, FakeRecorder, make_task
 from tests.workers.test_workers import FakeAdapters
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
@@ -138,6 +139,18 @@ async def run(
     return Sampling(group, model, recorder)
 
 
+def count_siblings(group: RolloutGroup) -> int:
+    """Siblings without a fault; each has come to the fork as its parent did, and has the same prompt there."""
+    members = {one.rollout_id: one for one in group.rollouts}
+    siblings = [one for one in members.values() if one.parent_id is not None]
+    for one in siblings:
+        parent, place = members[str(one.parent_id)], one.fork_turn
+        assert one.turns[:place] == parent.turns[:place]
+        assert one.own_turns[0].agent.before == parent.turns[place].agent.before
+        assert one.own_turns[0].model.prompt == parent.turns[place].model.prompt
+    return len(siblings)
+
+
 @dataclass
 class WorkerWithWrongClock:
     """Runs siblings in a worker whose clock is an hour ahead of the run's; others run in the run's own process."""
@@ -166,6 +179,14 @@ class WorkerWithWrongClock:
         timed = event_in_run_time(TimedEvent(event=event, at=datetime.now(UTC)), self.ahead_s)
         assert isinstance(timed.event, TurnTaken)
         return timed.event.turn
+
+
+async def is_unsolved(device: Device, answer: str | None) -> Validation:
+    return Validation(query="wifi_enabled", expected="true", actual="false", success=False)
+
+
+UNSOLVED = replace(make_task(max_turns=MAX_TURNS), validate=is_unsolved)
+"""A task for any device."""
 
 
 def long_task(number: int = 0) -> Task:

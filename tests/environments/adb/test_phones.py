@@ -1,7 +1,6 @@
 """Attached phones as a pool, behind a stand-in for the adb program."""
 
 import os
-from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from itertools import count
@@ -12,18 +11,16 @@ from PIL import Image
 
 from cua_rl.environments.adb.device import AndroidDevice
 from cua_rl.environments.adb.environment import AdbPhones
-from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceRequest, PoolLimits, open_pool
 from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
 from cua_rl.types.actions import Button, PressButton
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError
-from cua_rl.types.judgement import Validation
 from cua_rl.types.rollout import AgentTurn, Turn
 from tests.builders import model_turn, prompt, text
 from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
-from tests.rollout.test_branches import MAX_TURNS, run
+from tests.rollout.test_branches import UNSOLVED, count_siblings, run
 
 
 def write_adb(folder: Path, *rows: str) -> str:
@@ -87,13 +84,6 @@ async def test_a_phone_that_is_unplugged_is_replaced_by_another_one(tmp_path: Pa
     assert metrics["device/faults/lost"] == 1
 
 
-async def never(device: Device, answer: str | None) -> Validation:
-    return Validation(query="wifi_enabled", expected="true", actual="false", success=False)
-
-
-TASK = replace(make_task(max_turns=MAX_TURNS), validate=never)
-
-
 class Screen(Connection):
     """A phone whose status bar shows the time, which nothing sets back, and under it what was put in since it began."""
 
@@ -129,15 +119,9 @@ async def test_siblings_on_phones_see_what_their_parents_saw_whatever_the_clock_
     phones = QuickPhones(adb=adb, connect=screens.__getitem__)
     assert phones.abilities.is_repeatable
 
-    sampling = await run(TASK, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
+    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
 
-    members = {one.rollout_id: one for one in sampling.group.rollouts}
-    siblings = [one for one in members.values() if one.parent_id]
-    assert len(siblings) == 4
-    for one in siblings:
-        parent = members[str(one.parent_id)]
-        assert one.turns[: one.fork_turn] == parent.turns[: one.fork_turn]
-        assert one.own_turns[0].model.prompt == parent.turns[one.fork_turn].model.prompt  # to the last bit
+    assert count_siblings(sampling.group) == 4
 
 
 def turn_of(seen: EncodedImage) -> Turn:

@@ -1,13 +1,24 @@
 """Boxes come with the run's labels, are terminated, and are looked for again."""
 
+from io import BytesIO
+from itertools import count
+
 import pytest
+from PIL import Image
 
 from cua_rl.environments.gbox.boxes import RUN_LABEL, GboxBoxes
 from cua_rl.environments.gbox.service import make_gbox
+from cua_rl.environments.phone.simulator.catalog import WIDTH
+from cua_rl.environments.phone.simulator.device import take_screenshot
+from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.environments.pool import PoolLimits, open_pool
+from cua_rl.rollout.branches import BranchingSettings
 from cua_rl.types.errors import ConfigError, DeviceError
+from tests.doubles import gbox_phone
+from tests.doubles.gbox_phone import PhoneBox
 from tests.doubles.gbox_service import GboxService
 from tests.fakes import make_task
+from tests.rollout.test_branches import UNSOLVED, count_siblings, run
 
 LIMITS = PoolLimits(retry_first_s=0.01, lease_timeout_s=5.0)
 
@@ -45,6 +56,30 @@ async def test_a_box_whose_screen_cannot_be_seen_is_terminated_and_replaced(gbox
         async with pool.lease(make_task().device_request()) as device:
             assert gbox.double.alive == [device.device_id]
 
+    assert gbox.double.alive == []
+
+
+async def test_siblings_on_boxes_see_what_their_parents_saw_whatever_the_clock_says(
+    gbox: GboxService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_seconds = count()
+
+    def draw_clock(box: PhoneBox) -> bytes:
+        image = Image.open(BytesIO(take_screenshot(box.state, 1).data))
+        image.paste((next(num_seconds) % 256,) * 3, (0, 0, WIDTH, 16))
+        file = BytesIO()
+        image.save(file, "PNG")
+        return file.getvalue()
+
+    monkeypatch.setattr(PhoneBox, "draw", draw_clock)
+    monkeypatch.setattr(gbox_phone, "make_phone_state", lambda seed: make_phone_state(3))
+    backend = gbox.backend()
+    assert backend.abilities.is_repeatable
+
+    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=backend, moving_top=0.06)
+
+    assert count_siblings(sampling.group) == 4
+    assert len(gbox.double.boxes) == 8
     assert gbox.double.alive == []
 
 

@@ -23,7 +23,7 @@ from cua_rl.tasks.task import Task
 from cua_rl.types.errors import UnusableError
 from tests.real.browser.test_copied_sites import shop as shop
 from tests.real.browser.test_copied_sites import source
-from tests.rollout.test_branches import ON_COMPUTERS, RandomModel, run
+from tests.rollout.test_branches import ON_COMPUTERS, RandomModel, count_siblings, run
 
 KINDS: list[tuple[str, DeviceAbilities, type[DeviceBackend]]] = [
     ("miniwob", MINIWOB_BROWSER, MiniWobPages),
@@ -35,15 +35,7 @@ async def check_siblings(task: Task, backend: DeviceBackend, num_faulty: int | N
     """Run a group; returns its number of siblings, which have come to the fork as their parents did."""
     model = RandomModel(tool="computer_use", acts=ON_COMPUTERS)
     settings = BranchingSettings(num_siblings=2)
-    group = (await run(task, settings, backend=backend, model=model, num_faulty=num_faulty)).group
-    members = {one.rollout_id: one for one in group.rollouts}
-    siblings = [one for one in members.values() if one.parent_id is not None and one.error is None]
-    for one in siblings:
-        parent, place = members[str(one.parent_id)], one.fork_turn
-        assert one.turns[:place] == parent.turns[:place]
-        assert one.own_turns[0].agent.before == parent.turns[place].agent.before
-        assert one.own_turns[0].model.prompt == parent.turns[place].model.prompt
-    return len(siblings)
+    return count_siblings((await run(task, settings, backend=backend, model=model, num_faulty=num_faulty)).group)
 
 
 @pytest.mark.parametrize(("source_type", "abilities", "pages"), KINDS, ids=[kind[0] for kind in KINDS])
