@@ -73,9 +73,9 @@ class SlowDevices:
         self.busy_s = 0.0
         self.durations_s: list[float] = []
 
-    async def run(self, plan: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """A rollout whose length is a function of its task instance and member alone."""
-        random = Random(f"{plan.task.seed}-{plan.member_index}")
+        random = Random(f"{job.task.seed}-{job.member_index}")
         loop, models = asyncio.get_running_loop(), list[ModelTurn]()
         began = loop.time()
         num_turns = min(20, 2 + int(random.expovariate(1 / 6)))
@@ -87,7 +87,7 @@ class SlowDevices:
             )
         self.durations_s.append(loop.time() - began)
         reward = float(random.random() < 0.5)
-        return builders.rollout(*models, reward=reward, rollout_id=f"{plan.task.seed}-{plan.member_index}")
+        return builders.rollout(*models, reward=reward, rollout_id=f"{job.task.seed}-{job.member_index}")
 
 
 class NumberedSeeds(Seeds):

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -108,7 +108,7 @@ class IdleTrainer(FakeTrainer):
     """Computes in a thread what a real one computes in its own process."""
 
     async def forward_backward(
-        self, datums: tuple[Datum, ...], loss: LossConfig, **weights: object
+        self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
     ) -> ForwardBackwardOutput:
         rows = await asyncio.to_thread(self._rows, datums)
         return ForwardBackwardOutput(training_logprobs=rows, metrics={"loss/policy": 0.0})
@@ -383,7 +383,8 @@ def main() -> None:
     parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        serve(*options.serve, options)
+        model, place = options.serve
+        serve(model, place, options)
     elif options.only_lag is not None:
         print(json.dumps(asyncio.run(only_lag(options.only_lag))))
     elif options.folder is not None:

@@ -146,7 +146,7 @@ def against_first(arm: str, name: str, reached: dict[str, list[float]]) -> dict[
     """The arm's mean of `name` over seeds, its interval, and what it differs by from the first arm."""
     first = next(iter(reached.values()))
     differences = list(map(sub, reached[arm], first))
-    figure = {name: round(fmean(reached[arm]), 3), f"{name}_interval": interval(reached[arm])}
+    figure: dict[str, object] = {name: round(fmean(reached[arm]), 3), f"{name}_interval": interval(reached[arm])}
     return figure | {
         f"{name}_difference": round(fmean(differences), 3),
         f"{name}_difference_interval": interval(differences),

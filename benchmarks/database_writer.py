@@ -165,7 +165,8 @@ async def main(options: argparse.Namespace) -> None:
         folder = Path(name)
         async with EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres:
             await migrate(postgres.url)
-            bare = [turn.agent.before.data for rollout in rollouts for turn in rollout.turns]
+            seen = [turn.agent.before for rollout in rollouts for turn in rollout.turns]
+            bare = [shown.data for shown in seen if shown is not None]
             bare_s = await asyncio.to_thread(insert_bare, postgres.url, bare)
             async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN_ID) as recorder:
                 await recorder.record(

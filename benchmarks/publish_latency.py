@@ -86,7 +86,7 @@ async def main(options: argparse.Namespace) -> None:
             require(
                 "a publication",
                 current_version=(step, sampler.current.policy_version),
-                is_loaded=(True, sampler.current in sampler.loaded),
+                is_loaded=(True, all(sampler.current in replica.loaded for replica in sampler.replicas)),
                 was_proven=(1 + step, len(times["canary"])),
             )
     report(times)
