@@ -1,9 +1,9 @@
 """Take over a recorded rollout: `python -m cua_rl.recipes.take_over log_path=runs/x rollout_id=... turn=3`.
 
 On a device of the rollout's task and seed, what was done before the turn is done again, and every screenshot must be
-the recorded one. Then you say what the agent does (`click 120 300`, `type "tea"`, `finish`), or with `by` a checkpoint
-goes on. The rollout is recorded, with the verdict of the task's validator, in a run of its own, `demonstrations`, from
-whose successes `recipes.sft data=rollouts` learns what was done from that turn on.
+the recorded one (below `credit.moving_top`). Then you say what the agent does (`click 120 300`, `type "tea"`,
+`finish`), or with `by` a checkpoint goes on. The rollout is recorded, with the verdict of the task's validator, in a
+run of its own, `demonstrations`, from whose successes `recipes.sft data=rollouts` learns what was done from then on.
 """
 
 import asyncio

@@ -83,9 +83,9 @@ class CreditSettings:
 
     @chz.validate
     def _shares_are_shares(self) -> None:
-        for name, value in (("turn_weight", self.turn_weight), ("moving_top", self.moving_top or 0.0)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"credit.{name}: expected a share from 0 to 1, got {value!r}; change it")
+        for name, value, most in (("turn_weight", self.turn_weight, 1.0), ("moving_top", self.moving_top or 0.0, 0.5)):
+            if not 0 <= value <= most:
+                raise ValueError(f"credit.{name}: expected a share from 0 to {most:g}, got {value!r}; change it")
 
 
 @chz.chz

@@ -30,6 +30,8 @@ from cua_rl.types.snapshot import Moment, Snapshot
 
 logger = logging.getLogger(__name__)
 
+_MOST_WAIT_S = 5.0  # for a program to draw, or to be ready for an action
+
 ForkRule = Literal["random_turn", "highest_entropy"]
 
 
@@ -67,8 +69,7 @@ class Fork:
     moment: Moment | None = None
     arrival: Turn | None = None
     """Without a moment, the parent's next turn: those before it are done again on a device that must show the same."""
-    moving_top: float = 0.0
-    """The share of screenshots, from the top, that need not be the same, because a clock moves there."""
+    moving_top: float = 0.0  # share of screenshots, from the top, that is not compared, because a clock moves there
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -174,7 +175,7 @@ class RetoldDevice(DeviceAround):
     on; `taken` are the agent's own turns so far.
 
     So an agent comes to the fork by itself, whatever it keeps in mind. Nothing is executed before it, unless the device
-    is no copy: then it must show the same up to the fork.
+    is no copy: then it must show the same up to the fork, below the share that is not compared.
     """
 
     fork: Fork
@@ -196,6 +197,10 @@ class RetoldDevice(DeviceAround):
     async def execute(self, action: Action) -> None:
         place, told, number = len(self.taken), self.fork.turns, self._num_executed[len(self.taken)]
         if self.fork.arrival is not None or place >= len(told):
+            if (
+                place < len(told) and not told[place].state and not number
+            ):  # programs get the time of the parent's model
+                await asyncio.sleep(min(_MOST_WAIT_S, told[place].agent.durations_s.get("respond", 0.0)))
             self._num_executed[place] += 1
             return await self.device.execute(action)
         agent = told[place].agent
@@ -207,21 +212,22 @@ class RetoldDevice(DeviceAround):
 
     async def _observe_same(self, place: int) -> EncodedImage:
         turn = next(iter((*self.fork.turns, self.fork.arrival)[place:]), None)
+        shown = await self.device.observe()
         if turn is None:
-            return await self.device.observe()
-        told, top, ended_at = turn.agent.before, self.fork.moving_top, time.monotonic() + 5.0
-        while True:
-            shown = await self.device.observe()
-            if told is not None and turn.state in ("", shown.state):
-                with boundary(DeviceError, "compare screenshots"):
-                    names = [await asyncio.to_thread(one.sha256_below, top) for one in (shown, told)]
-                if names[0] == names[1]:
-                    return told if top else shown
+            return shown
+        told, top, ended_at = turn.agent.before, self.fork.moving_top, time.monotonic() + _MOST_WAIT_S
+        while told is not None and turn.state in ("", shown.state):
+            with boundary(DeviceError, "compare screenshots"):
+                names = [await asyncio.to_thread(one.sha256_below, top) for one in (shown, told)]
+            if names[0] == names[1]:
+                return told if top else shown
             # a device whose states have no names may still be drawing what the parent's agent saw
             if turn.state or time.monotonic() > ended_at:
-                raise DeviceError(
-                    f"turn {place + 1}: expected the screenshot that was recorded before it, {told and told.sha256[:9]}"
-                    f" in state {turn.state[:9]!r}, got {shown.sha256[:9]} in {shown.state[:9]!r} after the same "
-                    "actions: the task or its device differs each time; choose an earlier turn, or another rollout"
-                )
+                break
             await asyncio.sleep(0.1)
+            shown = await self.device.observe()
+        raise DeviceError(
+            f"turn {place + 1}: expected the screenshot that was recorded before it, {told and told.sha256[:12]} in "
+            f"state {turn.state[:12]!r}, got {shown.sha256[:12]} in {shown.state[:12]!r} after the same actions: the "
+            "task or its device differs from one time to the next; choose an earlier turn, or another rollout"
+        )

@@ -35,8 +35,7 @@ class GroupJob:
     min_group_size: int = 1
     """With fewer members without a fault, a group is recorded but not trained on."""
     branching: BranchingSettings = field(default_factory=BranchingSettings)
-    moving_top: float = 0.0
-    """Share of screenshots, from the top, that need not come again where turns are done again."""
+    moving_top: float = 0.0  # share of screenshots, from the top, that siblings need not see again
 
 
 RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]

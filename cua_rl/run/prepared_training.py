@@ -265,8 +265,7 @@ def check_learning(config: CLIConfig) -> None:
 def check_branching(config: CLIConfig, device: DeviceAbilities) -> None:
     """Raise `ConfigError` if rollouts shall go on from turns of others and cannot."""
     is_own_agent = config.agent.name == "gbox" and config.devices.coordinate_mode == "direct"
-    is_possible = (is_own_agent and device.is_repeatable) or config.agent.name == "harness"
-    if config.branching.num_siblings and not is_possible:
+    if config.branching.num_siblings and config.agent.name != "harness" and not (is_own_agent and device.is_repeatable):
         raise ConfigError(
             "branching.num_siblings: expected 0 unless agent=harness, or agent=gbox gives coordinates on devices that "
             f"show the same after the same actions, got {config.branching.num_siblings} with {device.name} and "

@@ -100,6 +100,7 @@ class PreparedTakeover:
     def job(self, step: int, adapter: AdapterRef | None) -> RolloutJob:
         """The rollout that goes on from the turn."""
         parent = self.recorded.rollout.rollout_id if self.place else None
+        turns, arrival = self.turns[: self.place], self.turns[self.place]
         return RolloutJob(
             source=RolloutSource(phase="step", step=step),
             group_id=uuid4().hex,
@@ -108,12 +109,7 @@ class PreparedTakeover:
             task=self.task,
             params=self.recorded.params,
             adapter=adapter,
-            fork=Fork(
-                parent_id=parent,
-                turns=self.turns[: self.place],
-                arrival=self.turns[self.place],
-                moving_top=moving_top(self.config),
-            ),
+            fork=Fork(parent_id=parent, turns=turns, arrival=arrival, moving_top=moving_top(self.config)),
         )
 
 

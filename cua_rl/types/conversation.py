@@ -48,8 +48,8 @@ class EncodedImage:
         if not top or not self.data:
             return self.sha256
         with Image.open(BytesIO(self.data)) as image:
-            width_px, height_px = image.size
-            return sha256(image.crop((0, round(top * height_px), width_px, height_px)).tobytes()).hexdigest()
+            below = image.crop((0, round(top * image.height), *image.size)).convert("RGBA")
+            return sha256(repr(image.size).encode() + below.tobytes()).hexdigest()
 
 
 Part = TextPart | EncodedImage

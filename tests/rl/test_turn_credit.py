@@ -169,6 +169,20 @@ def test_what_moves_at_the_top_of_a_screenshot_makes_no_other_state() -> None:
     assert state_of(now, moving_top=0.05) != state_of(later, moving_top=0.05)
 
 
+def test_pictures_below_the_top_are_told_apart_by_what_they_show() -> None:
+    def below(image: Image.Image) -> str:
+        buffer = BytesIO()
+        image.save(buffer, "PNG")
+        return encoded_image(buffer.getvalue()).sha256_below(0.1)
+
+    grey, dark = (Image.new("RGB", (20, 40), (shade,) * 3) for shade in (200, 20))
+    assert below(grey) == below(grey.convert("RGBA"))  # however they are stored
+    palettes = grey.quantize(2), dark.quantize(2)
+    assert palettes[0].tobytes() == palettes[1].tobytes()
+    assert below(palettes[0]) == below(palettes[0].convert("RGB")) != below(palettes[1])
+    assert below(grey) != below(grey.transpose(Image.Transpose.ROTATE_90))
+
+
 async def test_the_simulated_phone_names_its_state_where_a_picture_does_not_show_it() -> None:
     state = make_phone_state(3)
     muted = replace(state, media_volume=state.media_volume - 1)

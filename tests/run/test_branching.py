@@ -20,7 +20,7 @@ from cua_rl.types.errors import ConfigError
 
 BRANCHED = {"advantages": "leave_one_out", "branching": BranchingSettings(num_siblings=1)}
 GYM = {"source_type": "gym", "gym_base_url": "http://localhost:5000"}
-REPEATABLE = (SIMULATOR, ANDROID_ABILITIES, *ABILITIES.values(), GYM_ABILITIES, DESKTOP_ABILITIES, MINIWOB_BROWSER)
+REPEATABLE = (SIMULATOR, *ABILITIES.values(), GYM_ABILITIES, DESKTOP_ABILITIES, MINIWOB_BROWSER)
 
 
 @pytest.mark.parametrize("abilities", REPEATABLE, ids=lambda one: one.name)
@@ -35,9 +35,16 @@ def test_agents_elsewhere_repeat_no_turns(agent: str) -> None:
         check_branching(config, SIMULATOR)
 
 
-def test_nothing_is_repeated_on_live_web_sites() -> None:
-    with pytest.raises(ConfigError, match="with a browser on web sites and agent=gbox; set it to 0"):
-        check_branching(CLIConfig(**BRANCHED), WEB_BROWSER)
+@pytest.mark.parametrize("abilities", [WEB_BROWSER, ANDROID_ABILITIES], ids=lambda one: one.name)
+def test_nothing_is_repeated_where_it_is_not_the_same_again(abilities: DeviceAbilities) -> None:
+    with pytest.raises(ConfigError, match=f"with {abilities.name} and agent=gbox; set it to 0"):
+        check_branching(CLIConfig(**BRANCHED), abilities)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6, 1.0])
+def test_a_share_that_leaves_little_to_compare_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=r"credit.moving_top: expected a share from 0 to 0.5, got"):
+        CreditSettings(moving_top=share)
 
 
 @pytest.mark.parametrize(

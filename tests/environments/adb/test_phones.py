@@ -1,6 +1,7 @@
 """Attached phones as a pool, behind a stand-in for the adb program."""
 
 import os
+import time
 from hashlib import sha256
 from io import BytesIO
 from itertools import count
@@ -11,8 +12,8 @@ from PIL import Image
 
 from cua_rl.environments.adb.device import AndroidDevice
 from cua_rl.environments.adb.environment import AdbPhones
-from cua_rl.environments.pool import DeviceRequest, PoolLimits, open_pool
-from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
+from cua_rl.environments.pool import PoolLimits, open_pool
+from cua_rl.rollout.branches import Fork, RetoldDevice
 from cua_rl.types.actions import Button, PressButton
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError
@@ -20,7 +21,6 @@ from cua_rl.types.rollout import AgentTurn, Turn
 from tests.builders import model_turn, prompt, text
 from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
-from tests.rollout.test_branches import UNSOLVED, count_siblings, run
 
 
 def write_adb(folder: Path, *rows: str) -> str:
@@ -103,44 +103,34 @@ class Screen(Connection):
         return file.getvalue()
 
 
-class QuickPhones(AdbPhones):
-    """Phones whose screens need no time to settle."""
-
-    async def make(self, request: DeviceRequest) -> AndroidDevice:
-        device = await super().make(request)
-        assert isinstance(device, AndroidDevice)
-        device._settle_s = 0.0
-        return device
-
-
-async def test_siblings_on_phones_see_what_their_parents_saw_whatever_the_clock_says(tmp_path: Path) -> None:
-    screens = {name: Screen() for name in "ABCD"}
-    adb = write_adb(tmp_path, *(f"{name} device" for name in screens))
-    phones = QuickPhones(adb=adb, connect=screens.__getitem__)
-    assert phones.abilities.is_repeatable
-
-    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
-
-    assert count_siblings(sampling.group) == 4
-
-
-def turn_of(seen: EncodedImage) -> Turn:
+def turn_of(seen: EncodedImage | None, *, respond_s: float = 0.0) -> Turn:
     model = model_turn(prompt(text(1)), (2,))
-    return Turn(index=0, model=model, agent=AgentTurn(response_id=model.response_id, before=seen))
+    agent = AgentTurn(response_id=model.response_id, before=seen, durations_s={"respond": respond_s})
+    return Turn(index=0, model=model, agent=agent)
 
 
-async def test_a_phone_that_differs_below_the_status_bar_is_a_fault_and_so_is_a_picture_that_is_none() -> None:
-    phone, other = (AndroidDevice(Screen(), device_id=name, settle_s=0.0) for name in "AB")
-    parent = turn_of(await phone.observe())
-    retold = RetoldDevice(other, fork=Fork(arrival=parent, moving_top=0.06), taken=[])
-    assert await retold.observe() == parent.agent.before
+async def test_turns_taken_over_on_a_phone_show_what_was_recorded_whatever_its_clock_says() -> None:
+    recorded, phone = (AndroidDevice(Screen(), device_id=name, settle_s=0.0) for name in "AB")
+    parent = turn_of(await recorded.observe())
+    retold = RetoldDevice(phone, fork=Fork(arrival=parent, moving_top=0.06), taken=[])
+    assert await retold.observe() == parent.agent.before != await phone.observe()
 
-    broken = turn_of(EncodedImage(data=b"no picture", format="png", width_px=200, height_px=400))
-    with pytest.raises(DeviceError, match="compare screenshots: UnidentifiedImageError"):
-        await RetoldDevice(other, fork=Fork(arrival=broken, moving_top=0.06), taken=[]).observe()
-    await other.execute(PressButton(button=Button.RECENTS))
+    for broken in (b"no picture", None):
+        seen = None if broken is None else EncodedImage(data=broken, format="png", width_px=200, height_px=400)
+        with pytest.raises(DeviceError, match="UnidentifiedImageError" if broken else "recorded before it, None"):
+            await RetoldDevice(phone, fork=Fork(arrival=turn_of(seen), moving_top=0.06), taken=[]).observe()
+    await phone.execute(PressButton(button=Button.RECENTS))
     with pytest.raises(DeviceError, match="turn 1: expected the screenshot that was recorded before it"):
         await retold.observe()
+
+
+async def test_programs_get_the_time_to_load_that_the_parents_model_took() -> None:
+    phone = AndroidDevice(Screen(), device_id="A", settle_s=0.0)
+    seen = await phone.observe()
+    fork = Fork(turns=(turn_of(seen, respond_s=0.2),), arrival=turn_of(seen))
+    clock = time.monotonic()
+    await RetoldDevice(phone, fork=fork, taken=[]).execute(PressButton(button=Button.HOME))
+    assert time.monotonic() - clock >= 0.2
 
 
 @pytest.mark.parametrize(("serials", "rows"), [((), ()), (("B",), ("A device",)), ((), ("A unauthorized",))])
