@@ -73,8 +73,8 @@ async def test_a_refusal_for_another_reason_says_nothing_of_images(gateway: Gate
     gateway.open_rollout("r1")
     agent = gateway.openai_client("r1")
     await agent.responses.create(model="policy", input=[question(0)])
-    fake.refusal = (400, "no")
-    with pytest.raises(BadRequestError, match="no"):
+    fake.refusal = (400, "out of order")
+    with pytest.raises(BadRequestError, match="out of order"):
         await agent.responses.create(model="policy", input=[question(0), question(1)])
     fake.refusal = None
 

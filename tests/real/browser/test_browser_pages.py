@@ -340,7 +340,7 @@ async def test_the_driver_of_browsers_holds_no_key_of_ours(folder: Path, monkeyp
 
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
 async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabilities(folder: Path) -> None:
-    others = browser_pids(scratch_folder())
+    others, num_checked = browser_pids(scratch_folder()), 0
     async with pages_of(folder) as pages:
         await pages.lend()
         for pid in set(browser_pids(scratch_folder())).difference(others):
@@ -354,6 +354,11 @@ async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabiliti
                     assert one.uids().real in GUEST_UIDS
                     assert fields["Groups"].split() == []
                     assert fields["NoNewPrivs"] == "1"
+                    if one == process:  # its children have those of a namespace of their own
+                        capabilities = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+                        assert {fields[name] for name in capabilities} == {"0" * 16}
+                        num_checked += 1
+    assert num_checked
 
 
 async def test_without_namespaces_a_browser_starts_without_its_sandbox_and_says_so(

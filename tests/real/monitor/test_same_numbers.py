@@ -58,7 +58,8 @@ async def run_in_a_small_world(url: str, folder: Path, *, wandb_project: str | N
     """Three steps with a baseline and two evaluations, told to everyone; returns what the console showed."""
     console = Console(file=StringIO(), width=300)
     lost = DeviceError("gone")
-    made, bench, *_ = parts(FakeAgent(["1", "1", "0", "1", "1", "0", lost, lost, lost, "1", "0", "1", "1"]))
+    answers = [lost, "1", "1", "0", "1", "1", "0", lost, lost, lost, "1", "0", "1", "1"]
+    made, bench, *_ = parts(FakeAgent(answers))
     with MetricLog(folder, config={}, wandb_project=wandb_project) as log:
         report = RunReport(metric_log=log, display=ProgressDisplay(NUM_STEPS, console=console), total_steps=NUM_STEPS)
         kl: dict[str, Any] = {"kl_penalty_coef": 0.1, "compute_post_kl": True}
@@ -210,7 +211,9 @@ async def test_what_the_monitor_counts_itself_is_what_was_measured(monitor: Moni
     assert [point["step"] for point in series["success"]] == [1, 2, 3]
     for point in series["success"]:
         same(point, file[point["step"]])
-    for one in (await monitor.json(RUN))["evaluations"]:
+    evaluations = (await monitor.json(RUN))["evaluations"]
+    assert {one["fault_bounds"] is None for one in evaluations} == {True, False}
+    for one in evaluations:
         numbers = file_evals[one["step"]]
         same(one["success"], numbers, HELD_OUT)
         assert one["reward_mean"] == pytest.approx(numbers[f"{HELD_OUT}/reward/mean"])

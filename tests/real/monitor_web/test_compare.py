@@ -46,7 +46,7 @@ async def test_a_run_s_held_out_success_leads_to_the_evaluation_that_has_it(wind
     await chart.locator(".chart-plot").focus()
     await page.keyboard.press("ArrowRight")
     await page.set_viewport_size({"width": 1000, "height": 900})  # the chart is drawn anew, and the cursor stays
-    await page.wait_for_function("() => document.querySelector('.u-over').clientWidth < 900")
+    await page.wait_for_function("() => document.querySelector('.u-over').clientWidth < 500")
     assert "step 0" in await chart.locator("figcaption").inner_text()
     await page.keyboard.press("Enter")
     await page.wait_for_url(re.compile(rf"/runs/{evaluated}/eval/0$"))

@@ -195,6 +195,7 @@ async def test_the_judges_panel_fits_its_page(chromium: Any, site: Site, judged_
     for rollout in (*group.rollouts, *group.faulty):
         await page.goto(site.base_url + judged_run.address(rollout))
         panel = page.locator(".panel").filter(has=page.get_by_test_id("judgement"))
+        await panel.wait_for()
         for summary in await panel.locator("summary").all():
             await summary.click()
         assert await page.evaluate("document.documentElement.scrollWidth") <= width_px

@@ -27,6 +27,7 @@ async def test_a_pin_holds_a_run_above_newer_ones_in_every_order(window: Window)
     await page.locator("table.runs tbody tr:first-child .run-name", has_text="pin-a").wait_for()
     assert await names.all_inner_texts() == ["pin-a", "pin-c", "pin-b"]
     await page.get_by_role("button", name="Run", exact=True).click()  # from the last name to the first
+    await page.get_by_role("button", name="Run ↓").wait_for()
     assert await names.all_inner_texts() == ["pin-a", "pin-c", "pin-b"]
     await page.get_by_role("button", name="Run ↓").click()
     await page.get_by_role("button", name="Run ↑").wait_for()

@@ -71,6 +71,7 @@ def test_import_train_export_import(tmp_path: Path) -> None:
         for record in read_records(trained / "metrics.jsonl")
         if "loss/cross_entropy" in record
     ]
+    assert len(losses) == 2
     assert all(isinstance(loss, float) and 0 < loss < 100 for loss in losses)
 
     for kind in ("huggingface", "atif"):
