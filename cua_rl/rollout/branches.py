@@ -197,9 +197,8 @@ class RetoldDevice(DeviceAround):
     async def execute(self, action: Action) -> None:
         place, told, number = len(self.taken), self.fork.turns, self._num_executed[len(self.taken)]
         if self.fork.arrival is not None or place >= len(told):
-            if (
-                place < len(told) and not told[place].state and not number
-            ):  # programs get the time of the parent's model
+            # programs get the time that the parent's model took
+            if not number and place < len(told) and not told[place].state:
                 await asyncio.sleep(min(_MOST_WAIT_S, told[place].agent.durations_s.get("respond", 0.0)))
             self._num_executed[place] += 1
             return await self.device.execute(action)
