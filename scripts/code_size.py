@@ -27,7 +27,7 @@ SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
     "core code lines": 17_611,
-    "all code lines": 69_975,
+    "all code lines": 70_010,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

@@ -29,6 +29,11 @@ class DeviceConfig:
     adb_serials: list[str] = setting(
         doc="adb: serial numbers of the phones to use; empty uses all attached ones", factory=list[str]
     )
+    adb_snapshot: str | None = setting(
+        None,
+        "adb, on emulators: name of a snapshot that each loads before a rollout, so that nothing of earlier ones is "
+        "left; branching needs it",
+    )
     device_creations_per_s: float | None = setting(
         None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
     )

@@ -82,6 +82,7 @@ BAD = [
     (["turn_timeout_s=0"], "turn_timeout_s: expected a number above 0"),
     (["device=gbox", "gbox_api_key=", "model_name={tiny}"], "gbox_api_key: expected the key of a GBox account"),
     (["adb_serials=emulator-5554"], "adb_serials: expected it only with device=adb"),
+    (["adb_snapshot=clean"], "adb_snapshot: expected it only with device=adb"),
     (["record_devices=true"], "record_devices: expected it only with device=gbox"),
     (["project_token=t"], "project_token: expected monitor.base_url"),
     (["project_id=7"], "project_id: expected monitor.base_url"),

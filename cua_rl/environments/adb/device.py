@@ -30,7 +30,7 @@ ANDROID_ABILITIES = DeviceAbilities(
     name="an Android phone over adb",
     has_shell=True,
     is_seeded=False,
-    is_repeatable=False,  # phones keep what earlier rollouts did
+    is_repeatable=False,  # phones keep what earlier rollouts did, unless they are emulators that load a snapshot
     queries={name: PHONE_QUERIES[name] for name in ANDROID_QUERIES},
 )
 

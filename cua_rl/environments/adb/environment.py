@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -12,7 +13,7 @@ from cua_rl.environments.android.folders import FolderSource
 from cua_rl.environments.android.shell import AdbShell, AndroidConnection, list_adb_devices
 from cua_rl.environments.config import DeviceConfig
 from cua_rl.environments.contract import DeviceOrder, Environment
-from cua_rl.environments.device import Device, DeviceAbilities
+from cua_rl.environments.device import Device
 from cua_rl.environments.pool import DeviceBackend, DeviceRequest
 from cua_rl.types.errors import ConfigError, DeviceError, DeviceQuotaError
 
@@ -26,18 +27,22 @@ _GO_HOME = (
 
 
 class AdbPhones:
-    """The `DeviceBackend` of attached phones. Without `serials`, all that adb lists as ready."""
+    """The `DeviceBackend` of attached phones. Without `serials`, all that adb lists as ready.
 
-    abilities: DeviceAbilities = ANDROID_ABILITIES
+    With a `snapshot` all must be emulators, which load it before each rollout.
+    """
 
     def __init__(
         self,
         serials: Sequence[str] = (),
         *,
+        snapshot: str | None = None,
         adb: str = "adb",
         connect: Callable[[str], AndroidConnection] | None = None,
     ) -> None:
+        self.abilities = replace(ANDROID_ABILITIES, is_repeatable=snapshot is not None)
         self._wanted = tuple(serials)
+        self._snapshot = snapshot
         self._adb = adb
         self._connect: Callable[[str], AndroidConnection] = connect or partial(AdbShell, adb=adb)
         self._serials: tuple[str, ...] = ()
@@ -55,7 +60,7 @@ class AdbPhones:
         serial = self._free.popleft()
         connection = self._connect(serial)
         try:
-            await _begin(connection)
+            await self._begin(connection)
         except BaseException:
             self._free.append(serial)  # at the end: the next try gets another phone, where there is one
             raise
@@ -63,7 +68,7 @@ class AdbPhones:
 
     async def reset(self, device: Device, request: DeviceRequest) -> Device:
         """The same phone at home again; raises `DeviceError` if it does not answer."""
-        await _begin(self._connect(device.device_id))
+        await self._begin(self._connect(device.device_id))
         return device
 
     async def __aenter__(self) -> Self:
@@ -81,6 +86,14 @@ class AdbPhones:
                 "debugging prompt, look at `adb devices`"
             )
         self._serials = self._wanted or tuple(ready)
+        for serial in self._serials if self._snapshot else ():
+            try:
+                await self._begin(self._connect(serial))
+            except DeviceError as error:
+                raise ConfigError(
+                    f"adb_snapshot: expected emulators that load {self._snapshot!r}, got: {error}; save it: adb -s "
+                    f"{serial} emu avd snapshot save {self._snapshot}"
+                ) from error
         self._free = deque(self._serials)
         logger.info("phones: %s", ", ".join(self._serials))
         return self
@@ -88,15 +101,18 @@ class AdbPhones:
     async def __aexit__(self, *error: object) -> None:
         self._free.clear()
 
-
-async def _begin(connection: AndroidConnection) -> None:
-    await connection.run(_GO_HOME)
-    build_observation(await connection.screenshot())
+    async def _begin(self, connection: AndroidConnection) -> None:
+        if self._snapshot is not None:
+            await connection.load_snapshot(self._snapshot)
+        await connection.run(_GO_HOME)
+        build_observation(await connection.screenshot())
 
 
 def _check_settings(order: DeviceOrder) -> None:
-    if (serials := list(order.settings.adb_serials)) and order.device != "adb":
-        raise ConfigError(f"adb_serials: expected it only with device=adb, got {serials!r}; leave it out")
+    given = {"adb_serials": list(order.settings.adb_serials), "adb_snapshot": order.settings.adb_snapshot}
+    for name, value in given.items():
+        if value and order.device != "adb":
+            raise ConfigError(f"{name}: expected it only with device=adb, got {value!r}; leave it out")
 
 
 def _check_workers(num_workers: int, settings: DeviceConfig) -> None:
@@ -113,7 +129,7 @@ def _make_backend(order: DeviceOrder) -> DeviceBackend:
             "device: expected the program adb on the PATH for device=adb, got none; install the Android platform "
             "tools (Debian and Ubuntu: apt-get install adb)"
         )
-    return AdbPhones(order.settings.adb_serials)
+    return AdbPhones(order.settings.adb_serials, snapshot=order.settings.adb_snapshot)
 
 
 ADB = Environment(

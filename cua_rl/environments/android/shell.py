@@ -32,6 +32,10 @@ class AndroidConnection(AndroidShell, Protocol):
         """Install an app from a file of this machine, over an older version; raises `DeviceError`."""
         ...
 
+    async def load_snapshot(self, name: str) -> None:
+        """Bring an emulator back to what it was when the snapshot was saved; raises `DeviceError`."""
+        ...
+
 
 class DeviceShell:
     """The shell of an Android device that is reached in another way than through adb."""
@@ -51,7 +55,7 @@ class _Result:
     stderr: str
 
 
-_INSTALL_TIMEOUT_S = 300.0
+_INSTALL_TIMEOUT_S = 300.0  # also for snapshots
 _END = "cua_rl_exit_status="
 """Printed after every command: if it is missing, the connection broke and the output may be truncated."""
 
@@ -87,6 +91,15 @@ class AdbShell:
         result = await self._call("install", "-r", "-g", str(apk), timeout_s=_INSTALL_TIMEOUT_S)
         if result.status != 0:
             raise _failure(self.serial, f"install {apk.name}", result)
+
+    async def load_snapshot(self, name: str) -> None:
+        """Load a snapshot through the emulator's console, which answers OK or KO; raises `DeviceError`."""
+        result = await self._call("emu", "avd", "snapshot", "load", name, timeout_s=_INSTALL_TIMEOUT_S)
+        if result.status != 0 or not result.stdout.strip().endswith(b"OK"):
+            raise _failure(self.serial, f"emu avd snapshot load {name}", result)
+        result = await self._call("wait-for-device")  # its connection breaks while it is loaded
+        if result.status != 0:
+            raise _failure(self.serial, "wait-for-device", result)
 
     async def _call(self, *arguments: str, timeout_s: float | None = None) -> _Result:
         return await _run_adb((self._adb, "-s", self.serial, *arguments), timeout_s or self._timeout_s)

@@ -62,6 +62,9 @@ class Connection(PhoneDouble):
     async def screenshot(self) -> bytes:
         return self.picture
 
+    async def load_snapshot(self, name: str) -> None:
+        self.commands.append(f"load {name}")
+
     async def install(self, apk: Path) -> None:
         self.installed.append(f"{apk.name}: {apk.read_text()}")
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from cua_rl.environments.adb.device import AndroidDevice
 from cua_rl.environments.adb.environment import AdbPhones
-from cua_rl.environments.pool import PoolLimits, open_pool
-from cua_rl.rollout.branches import Fork, RetoldDevice
+from cua_rl.environments.pool import DeviceRequest, PoolLimits, open_pool
+from cua_rl.rollout.branches import BranchingSettings, Fork, RetoldDevice
 from cua_rl.types.actions import Button, PressButton
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import ConfigError, DeviceError, DeviceLostError
@@ -21,6 +21,7 @@ from cua_rl.types.rollout import AgentTurn, Turn
 from tests.builders import model_turn, prompt, text
 from tests.environments.adb.test_device import Connection
 from tests.fakes import make_task
+from tests.rollout.test_branches import UNSOLVED, count_siblings, run
 
 
 def write_adb(folder: Path, *rows: str) -> str:
@@ -101,6 +102,47 @@ class Screen(Connection):
         file = BytesIO()
         image.save(file, "PNG")
         return file.getvalue()
+
+
+class KeepingScreen(Screen):
+    """An app in front keeps its page, whatever ends those behind it; only a snapshot brings the first one back."""
+
+    async def run(self, command: str) -> str:
+        return "" if "am kill-all" in command else await super().run(command)
+
+    async def load_snapshot(self, name: str) -> None:
+        if name != "clean":
+            raise DeviceError(f"KO: no snapshot {name}")
+        self.commands.clear()
+
+
+class QuickPhones(AdbPhones):
+    """Phones whose screens need no time to settle."""
+
+    async def make(self, request: DeviceRequest) -> AndroidDevice:
+        device = await super().make(request)
+        assert isinstance(device, AndroidDevice)
+        device._settle_s = 0.0
+        return device
+
+
+async def test_emulators_that_load_a_snapshot_can_be_branched_whatever_parents_left_on_them(tmp_path: Path) -> None:
+    screens = {f"emulator-{number}": KeepingScreen() for number in (5554, 5556)}
+    adb = write_adb(tmp_path, *(f"{name} device" for name in screens))
+    phones = QuickPhones(adb=adb, connect=screens.__getitem__, snapshot="clean")
+    assert phones.abilities.is_repeatable
+    assert not AdbPhones(adb=adb).abilities.is_repeatable
+
+    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
+
+    assert count_siblings(sampling.group) == 4
+
+
+async def test_a_snapshot_that_an_emulator_cannot_load_is_refused_before_the_run(tmp_path: Path) -> None:
+    adb = write_adb(tmp_path, "emulator-5554 device")
+    with pytest.raises(ConfigError, match="adb_snapshot: expected emulators that load 'old', got: KO: no snapshot old"):
+        async with AdbPhones(adb=adb, connect=lambda _: KeepingScreen(), snapshot="old"):
+            pass
 
 
 def turn_of(seen: EncodedImage | None, *, respond_s: float = 0.0) -> Turn:

@@ -96,6 +96,30 @@ def is_running(pid_file: Path) -> bool:
     return True
 
 
+async def test_an_emulator_loads_a_snapshot_and_is_waited_for(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    shell = AdbShell(
+        "emulator-5554", adb=make_adb(tmp_path, f'echo "$@" >> {said}; case "$*" in *emu*) echo OK;; esac')
+    )
+
+    await shell.load_snapshot("clean")
+
+    assert said.read_text() == "-s emulator-5554 emu avd snapshot load clean\n-s emulator-5554 wait-for-device\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "echo 'KO: Snapshot load failed: no such snapshot'",
+        "echo 'adb: device is not an emulator' >&2; exit 1",
+        'echo OK; case "$*" in *wait*) exit 1;; esac',
+    ],
+)
+async def test_a_snapshot_that_is_not_loaded_is_a_device_error(tmp_path: Path, answer: str) -> None:
+    with pytest.raises(DeviceError, match="emulator-5554"):
+        await AdbShell("emulator-5554", adb=make_adb(tmp_path, answer)).load_snapshot("clean")
+
+
 async def test_without_adb_the_message_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="platform-tools"):
         await AdbShell("emulator-5554", adb=str(tmp_path / "absent")).run("true")
