@@ -88,7 +88,7 @@ class AdbPhones:
         self._serials = self._wanted or tuple(ready)
         for serial in self._serials if self._snapshot else ():
             try:
-                await self._begin(self._connect(serial))
+                await self._connect(serial).load_snapshot(self._snapshot or "")
             except DeviceError as error:
                 raise ConfigError(
                     f"adb_snapshot: expected emulators that load {self._snapshot!r}, got: {error}; save it: adb -s "
