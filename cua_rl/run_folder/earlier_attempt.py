@@ -49,7 +49,7 @@ CURVE = (
     "credit.moving_top", "branching.num_siblings", "branching.at", "device", "box_type",
     "max_turns", "max_tokens", "temperature", "renderer_name", "server.max_model_len", "server.max_pixels",
     "evaluation.num_eval_rollouts", "evaluation.eval_attempts", "evaluation.eval_temperature",
-    "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
+    "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale", "devices.adb_snapshot",
     "agent.name", "agent.command", "agent.url", "agent.harness_command", "agent.harness_url",
     "agent.gbox_mini_agent_agent", "agent.gbox_mini_agent_standard_action_space",
     "agent.action_format", "agent.history", "agent.history_images",

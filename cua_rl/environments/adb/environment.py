@@ -40,7 +40,7 @@ class AdbPhones:
         adb: str = "adb",
         connect: Callable[[str], AndroidConnection] | None = None,
     ) -> None:
-        self.abilities = replace(ANDROID_ABILITIES, is_repeatable=snapshot is not None)
+        self.abilities = replace(ANDROID_ABILITIES, is_repeatable=bool(snapshot))
         self._wanted = tuple(serials)
         self._snapshot = snapshot
         self._adb = adb
@@ -102,7 +102,7 @@ class AdbPhones:
         self._free.clear()
 
     async def _begin(self, connection: AndroidConnection) -> None:
-        if self._snapshot is not None:
+        if self._snapshot:
             await connection.load_snapshot(self._snapshot)
         await connection.run(_GO_HOME)
         build_observation(await connection.screenshot())
