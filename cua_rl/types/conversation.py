@@ -6,7 +6,6 @@ from hashlib import sha256
 from io import BytesIO
 from typing import Literal
 
-from PIL import Image
 from pybase64 import b64encode
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -47,6 +46,8 @@ class EncodedImage:
         """SHA-256 of the pixels below the share `top` of the height; of the bytes, if it is 0 or they are not here."""
         if not top or not self.data:
             return self.sha256
+        from PIL import Image
+
         with Image.open(BytesIO(self.data)) as image:
             below = image.crop((0, round(top * image.height), *image.size)).convert("RGBA")
             return sha256(repr(image.size).encode() + below.tobytes()).hexdigest()

@@ -37,8 +37,8 @@ from tests.rounding import assert_equal_but_for_rounding
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAME = f"cua{os.getpid() % 100_000}"
-NETWORK = f"10.213.{100 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"
-"""Of the cable; other processes of pytest may have one too."""
+NETWORK = f"10.213.{os.getpid() % 256}"
+"""Of the cable; other processes of pytest may have one too, and a killed one may have left its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
