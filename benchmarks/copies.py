@@ -64,15 +64,17 @@ async def do(device: Device, action: Action) -> None:
         await device.execute(action)
 
 
-async def act(pool: DevicePool, task: Task, actions: Sequence[Action]) -> list[str]:
-    """The hashes of the first screenshot and of the one after each action."""
+async def act(pool: DevicePool, task: Task, random: Random, num_actions: int) -> tuple[list[Action], list[str]]:
+    """So many actions, and the hashes of the first screenshot and of the one after each action."""
     async with pool.lease(task.device_request()) as device:
         await prepare(task, device)
-        screens = [(await device.observe()).sha256]
+        seen = await device.observe()
+        actions = [random_action(random, seen.width_px, seen.height_px) for _ in range(num_actions)]
+        screens = [seen.sha256]
         for action in actions:
             await do(device, action)
             screens.append((await device.observe()).sha256)
-    return screens
+    return actions, screens
 
 
 async def num_same(pool: DevicePool, task: Task, actions: Sequence[Action], screens: Sequence[str]) -> int:
@@ -100,12 +102,8 @@ async def measure(kind: str, num_copies: int, at_once: int, to_fork: int, after:
     async with open_pool(make_backend(), max_devices=at_once) as pool:
 
         async def copy(number: int, task: Task) -> None:
-            random = Random(number)
             async with places:
-                async with pool.lease(task.device_request()) as device:
-                    seen = await device.observe()
-                actions = [random_action(random, seen.width_px, seen.height_px) for _ in range(to_fork + after)]
-                screens = await act(pool, task, actions)
+                actions, screens = await act(pool, task, Random(number), to_fork + after)
                 tally["screens"] += len(set(screens))
                 for _ in range(COPIES_OF_ONE):
                     same = await num_same(pool, task, actions, screens)

@@ -295,7 +295,7 @@ class Fleet:
                 self._review(member, rollout)
 
     def _review(self, member: _Member, rollout: Rollout) -> None:
-        """Learn from a rollout whether a worker's devices are broken; a lost one or a branch says nothing of it."""
+        """Learn from a rollout whether a worker's devices are broken; faults of lost ones and branches say nothing."""
         is_fault = not rollout.parent_id and rollout.stop_reason in (StopReason.DEVICE_ERROR, StopReason.TIME_LIMIT)
         self._records[member.name].append(is_fault)
         member.has_worked = member.has_worked or not rollout.stop_reason.is_fault

@@ -77,8 +77,8 @@ def test_calls_beside_a_malformed_one_are_still_read() -> None:
     assert parsed.failure.kind == "json"
 
 
-_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "a", "arguments": {}}', '{"name"', "\n", "{")
-_PIECES = st.sampled_from((CLICK, *_WORDS))
+_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "a", "arguments": {}}', '{"name"')
+_PIECES = st.sampled_from((CLICK, *_WORDS, "\n", "{", "}"))
 
 
 @settings(max_examples=400, deadline=None)

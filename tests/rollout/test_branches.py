@@ -117,6 +117,7 @@ async def run(
     model: RandomModel | None = None,
     num_faulty: int | None = 0,
     moving_top: float = 0.0,
+    num_kept: int = 0,
     via: Callable[[RolloutRunner, FakeRecorder], Runner] = lambda runner, _: runner,
 ) -> Sampling:
     model, recorder = model or RandomModel(), FakeRecorder()
@@ -134,7 +135,7 @@ async def run(
         source = RolloutSource(phase="step", step=1)
         job = GroupJob(source=source, group_size=group_size, params=PARAMS, branching=settings, moving_top=moving_top)
         group = await run_group(via(runner, recorder), task, 0, job)
-        assert (pool.num_leased, gateway.prompt_mismatches) == (0, 0)
+        assert (pool.num_alive, pool.num_leased, gateway.prompt_mismatches) == (num_kept, 0, 0)
     assert num_faulty in (None, len(group.faulty)), [one.error for one in group.faulty]
     return Sampling(group, model, recorder)
 

@@ -86,9 +86,9 @@ class AdbPhones:
                 "debugging prompt, look at `adb devices`"
             )
         self._serials = self._wanted or tuple(ready)
-        for serial in self._serials if self._snapshot else ():
+        for serial in self._serials:
             try:
-                await self._connect(serial).load_snapshot(self._snapshot or "")
+                await self._load(self._connect(serial))
             except DeviceError as error:
                 raise ConfigError(
                     f"adb_snapshot: expected emulators that load {self._snapshot!r}, got: {error}; save it: adb -s "
@@ -102,10 +102,13 @@ class AdbPhones:
         self._free.clear()
 
     async def _begin(self, connection: AndroidConnection) -> None:
-        if self._snapshot:
-            await connection.load_snapshot(self._snapshot)
+        await self._load(connection)
         await connection.run(_GO_HOME)
         build_observation(await connection.screenshot())
+
+    async def _load(self, connection: AndroidConnection) -> None:
+        if self._snapshot:
+            await connection.load_snapshot(self._snapshot)
 
 
 def _check_settings(order: DeviceOrder) -> None:

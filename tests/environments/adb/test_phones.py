@@ -133,7 +133,7 @@ async def test_emulators_that_load_a_snapshot_can_be_branched_whatever_parents_l
     assert phones.abilities.is_repeatable
     assert not AdbPhones(adb=adb).abilities.is_repeatable
 
-    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06)
+    sampling = await run(UNSOLVED, BranchingSettings(num_siblings=2), backend=phones, moving_top=0.06, num_kept=2)
 
     assert count_siblings(sampling.group) == 4
 

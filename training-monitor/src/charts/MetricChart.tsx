@@ -77,8 +77,9 @@ export function MetricChart(props: ChartProps) {
       onRange,
       pointed: pointed.current,
       onCursor: (x, index, left) => {
-        pointed.current = index === null || left < 0 ? null : x;
-        setHover(index === null || left < 0 ? null : { index, left });
+        const at = index === null || left < 0 ? null : { index, left };
+        pointed.current = at && x;
+        setHover(at);
       },
     });
     plot.current = made.plot;
