@@ -33,7 +33,8 @@ from cua_rl.database.rebuild import load_groups
 from cua_rl.environments.phone.simulator.device import state_name
 from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.evaluation.statistics import student_quantile
-from cua_rl.rl.advantages import score_group, state_of
+from cua_rl.rl.advantages import score_group
+from cua_rl.rollout.branches import state_of
 from cua_rl.run_folder.recorded_run import find_training_id, open_run_database
 from cua_rl.types.rollout import RolloutGroup
 
@@ -45,6 +46,8 @@ ARMS = {
     "state_groups_milestones": ("advantages=state_groups", MILESTONES),
     "turn_returns": ("advantages=turn_returns", MILESTONES),
     "branches": ("advantages=leave_one_out", "branching.num_siblings=1"),
+    "first_disagreement": ("advantages=leave_one_out", "branching.num_siblings=1", "branching.at=first_disagreement"),
+    "before_failure": ("advantages=leave_one_out", "branching.num_siblings=1", "branching.at=before_failure"),
 }
 TASKS = '{"source_type": "demo_training", "tags": ["settings_page"]}'
 _REPEATS = 20
@@ -78,7 +81,7 @@ def companions(groups: list[RolloutGroup]) -> float:
     """The share of turns that saw a state which another rollout of the group saw too."""
     num_compared = num_all = 0
     for group in groups:
-        seen = [[state_of(turn, moving_top=0.0) for turn in rollout.turns] for rollout in group.rollouts]
+        seen = [[state_of(turn, 0.0) for turn in rollout.turns] for rollout in group.rollouts]
         for member, own in enumerate(seen):
             others = {state for place, other in enumerate(seen) if place != member for state in other}
             num_compared += sum(state in others for state in own)

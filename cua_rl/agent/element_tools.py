@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, parse_action
-from cua_rl.environments.device import ActionRejected, DeviceKind, Direction, Grounder, Pixel
+from cua_rl.environments.device import ActionRejected, Direction, Grounder, Pixel
 from cua_rl.types.actions import Action, Click, DoubleClick, Drag, Finish, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.types.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.types.json_values import mapping, sequence
@@ -89,11 +89,6 @@ class ScrollAt:
 
 
 Aim = PointAt | DragBetween | ScrollAt
-
-
-def element_tool_for(kind: DeviceKind) -> Tool:
-    """The tool without coordinates that operates this kind of device."""
-    return MOBILE_ACT if kind == "android" else COMPUTER_ACT
 
 
 def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure:

@@ -156,17 +156,9 @@ def _scroll(args: Json, screen: EncodedImage) -> actions.Action | None:
     """The direction is that of the content to reveal: down shows what is below."""
     x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
     across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
-    match args.get("direction"):
-        case "down":
-            return actions.Scroll(x=x, y=y, down_px=along)
-        case "up":
-            return actions.Scroll(x=x, y=y, down_px=-along)
-        case "right":
-            return actions.Scroll(x=x, y=y, right_px=across)
-        case "left":
-            return actions.Scroll(x=x, y=y, right_px=-across)
-        case _:
-            return None
+    ways = {"down": (0, along), "up": (0, -along), "right": (across, 0), "left": (-across, 0)}
+    way = ways.get(str(args.get("direction")))
+    return None if way is None else actions.Scroll(x=x, y=y, right_px=way[0], down_px=way[1])
 
 
 def _type(args: Json, screen: EncodedImage) -> actions.Action | None:

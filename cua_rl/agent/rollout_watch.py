@@ -79,10 +79,6 @@ class RolloutWatch:
         self.is_out_of_time = True
         self.over.set()
 
-    def overflowed(self) -> None:
-        """Note that the last request exceeded the model's context."""
-        self.is_out_of_context = True
-
     def fail(self, error: CuaError) -> None:
         """End the rollout with an infrastructure fault; the first one counts."""
         self.fault = self.fault or error

@@ -12,23 +12,7 @@ from importlib.resources import files
 from math import inf
 
 from cua_rl.environments.device import DeviceKind
-from cua_rl.types.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    Finish,
-    LongPress,
-    MoveMouse,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl.types import actions
 from cua_rl.types.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.types.json_values import Json, is_object, mapping, sequence
 
@@ -41,11 +25,11 @@ MAX_SCROLL_PX = 100_000
 _EXPECTED_OBJECT = 'Expected an object such as {"action": "wait", "time": 1}.'
 
 _POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
-_SYSTEM_BUTTONS: Mapping[str, Action] = {
-    "back": PressButton(button=Button.BACK),
-    "home": PressButton(button=Button.HOME),
-    "menu": PressButton(button=Button.RECENTS),
-    "enter": PressKey(keys=("enter",)),
+_SYSTEM_BUTTONS: Mapping[str, actions.Action] = {
+    "back": actions.PressButton(button=actions.Button.BACK),
+    "home": actions.PressButton(button=actions.Button.HOME),
+    "menu": actions.PressButton(button=actions.Button.RECENTS),
+    "enter": actions.PressKey(keys=("enter",)),
 }
 
 MOBILE_USE = Tool(
@@ -148,7 +132,7 @@ def parse_action(
     cursor: tuple[int, int] | None = None,
     offered: Tool | None = None,
     scale: tuple[int, int] = (MAX_COORDINATE, MAX_COORDINATE),
-) -> Action | Finish | ParseFailure:
+) -> actions.Action | actions.Finish | ParseFailure:
     """Parse a tool call into an action in pixels of the screenshot that it refers to.
 
     `cursor` is the position of the mouse in pixels, if known: drags start there, and so does scrolling by wheel.
@@ -222,36 +206,38 @@ def _seconds(arguments: _Arguments, default: float) -> float:
     return seconds
 
 
-def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
+def _at(
+    kind: type[actions.Click] | type[actions.DoubleClick] | type[actions.RightClick] | type[actions.MoveMouse],
+) -> "_Maker":
     """Makes an action that needs only a point."""
 
-    def maker(arguments: _Arguments) -> Action:
+    def maker(arguments: _Arguments) -> actions.Action:
         x, y = _point(arguments)
         return kind(x=x, y=y)
 
     return maker
 
 
-def _long_press(arguments: _Arguments) -> Action:
+def _long_press(arguments: _Arguments) -> actions.Action:
     x, y = _point(arguments)
-    return LongPress(x=x, y=y, duration_s=_seconds(arguments, 1.0))
+    return actions.LongPress(x=x, y=y, duration_s=_seconds(arguments, 1.0))
 
 
-def _swipe(arguments: _Arguments) -> Action:
+def _swipe(arguments: _Arguments) -> actions.Action:
     x, y = _point(arguments)
     to_x, to_y = _point(arguments, "coordinate2")
-    return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
+    return actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y)
 
 
-def _left_click_drag(arguments: _Arguments) -> Action:
+def _left_click_drag(arguments: _Arguments) -> actions.Action:
     if arguments.cursor is None:
         raise _BadArguments("left_click_drag starts at the cursor, which has not moved yet: call mouse_move first.")
     x, y = arguments.cursor
     to_x, to_y = _point(arguments)
-    return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
+    return actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y)
 
 
-def _scroll(arguments: _Arguments) -> Action:
+def _scroll(arguments: _Arguments) -> actions.Action:
     if "coordinate" in arguments.values:
         x, y = _point(arguments)
     else:
@@ -260,31 +246,32 @@ def _scroll(arguments: _Arguments) -> Action:
     if abs(pixels) > MAX_SCROLL_PX:
         raise _BadArguments(f"pixels is {pixels:g}. Expected pixels: {-MAX_SCROLL_PX} to {MAX_SCROLL_PX}.")
     if arguments.values["action"] == "hscroll":
-        return Scroll(x=x, y=y, right_px=round(pixels))
-    return Scroll(x=x, y=y, down_px=-round(pixels))
+        return actions.Scroll(x=x, y=y, right_px=round(pixels))
+    return actions.Scroll(x=x, y=y, down_px=-round(pixels))
 
 
-def _type(arguments: _Arguments) -> Action:
+def _type(arguments: _Arguments) -> actions.Action:
     text = _text(arguments)
     if len(text) > MAX_TYPED_CHARACTERS:
         raise _BadArguments(f"text has {len(text)} characters. Expected at most {MAX_TYPED_CHARACTERS} to type.")
-    return TypeText(text=text)
+    return actions.TypeText(text=text)
 
 
-def _key(arguments: _Arguments) -> Action:
+def _key(arguments: _Arguments) -> actions.Action:
     keys = arguments.values.get("keys")
     names = tuple(name for name in sequence(keys) if isinstance(name, str) and name)
     if not 0 < len(names) == len(sequence(keys)):
         raise _BadArguments(f'keys is {keys!r}. Expected keys: a list of names such as ["ctrl", "s"].')
-    return PressKey(keys=names)
+    return actions.PressKey(keys=names)
 
 
-def _phone_key(arguments: _Arguments) -> Action:
+def _phone_key(arguments: _Arguments) -> actions.Action:
     name = _text(arguments).lower().removeprefix("keycode_")
-    return PressButton(button=Button(name)) if name in set(Button) else PressKey(keys=(name,))
+    is_button = name in set(actions.Button)
+    return actions.PressButton(button=actions.Button(name)) if is_button else actions.PressKey(keys=(name,))
 
 
-def _system_button(arguments: _Arguments) -> Action:
+def _system_button(arguments: _Arguments) -> actions.Action:
     button = arguments.values.get("button")
     action = _SYSTEM_BUTTONS.get(button.lower()) if isinstance(button, str) else None
     if action is None:
@@ -292,26 +279,26 @@ def _system_button(arguments: _Arguments) -> Action:
     return action
 
 
-def _wait(arguments: _Arguments) -> Action:
-    return Wait(duration_s=_seconds(arguments, 1.0))
+def _wait(arguments: _Arguments) -> actions.Action:
+    return actions.Wait(duration_s=_seconds(arguments, 1.0))
 
 
-def _answer(arguments: _Arguments) -> Finish:
-    return Finish(success_claimed=True, answer=_text(arguments))
+def _answer(arguments: _Arguments) -> actions.Finish:
+    return actions.Finish(success_claimed=True, answer=_text(arguments))
 
 
-def _terminate(arguments: _Arguments) -> Finish:
+def _terminate(arguments: _Arguments) -> actions.Finish:
     status = arguments.values.get("status")
     if status not in ("success", "failure"):
         raise _BadArguments(f"status is {status!r}. Expected status: success or failure.")
-    return Finish(success_claimed=status == "success")
+    return actions.Finish(success_claimed=status == "success")
 
 
 _TOOLS = {tool.name: tool for tool in (MOBILE_USE, COMPUTER_USE)}
-_Maker = Callable[[_Arguments], Action | Finish]
+_Maker = Callable[[_Arguments], actions.Action | actions.Finish]
 _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     MOBILE_USE.name: {
-        "click": _at(Click),
+        "click": _at(actions.Click),
         "long_press": _long_press,
         "swipe": _swipe,
         "type": _type,
@@ -320,16 +307,16 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
         "wait": _wait,
         "terminate": _terminate,
         "key": _phone_key,
-        "open": lambda arguments: OpenApp(name=_text(arguments)),
+        "open": lambda arguments: actions.OpenApp(name=_text(arguments)),
     },
     COMPUTER_USE.name: {
         "key": _key,
         "type": _type,
-        "mouse_move": _at(MoveMouse),
-        "left_click": _at(Click),
+        "mouse_move": _at(actions.MoveMouse),
+        "left_click": _at(actions.Click),
         "left_click_drag": _left_click_drag,
-        "right_click": _at(RightClick),
-        "double_click": _at(DoubleClick),
+        "right_click": _at(actions.RightClick),
+        "double_click": _at(actions.DoubleClick),
         "scroll": _scroll,
         "wait": _wait,
         "terminate": _terminate,

@@ -16,22 +16,7 @@ from cua_rl.agent.history import user_item
 from cua_rl.agent.tools import MAX_TYPED_CHARACTERS
 from cua_rl.environments.device import DeviceKind
 from cua_rl.renderers.images import ImageSettings
-from cua_rl.types.actions import (
-    Action,
-    Button,
-    Click,
-    DoubleClick,
-    Drag,
-    Finish,
-    LongPress,
-    OpenApp,
-    PressButton,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl.types import actions
 from cua_rl.types.conversation import EncodedImage, ParseFailure
 from cua_rl.types.json_values import Json
 
@@ -80,63 +65,63 @@ class _Call:
         )
 
 
-def _at(kind: Callable[..., Action]) -> "_Maker":
-    def maker(call: _Call) -> Action:
+def _at(kind: Callable[..., actions.Action]) -> "_Maker":
+    def maker(call: _Call) -> actions.Action:
         x, y = call.pixel()
         return kind(x=x, y=y)
 
     return maker
 
 
-def _drag(call: _Call) -> Action:
+def _drag(call: _Call) -> actions.Action:
     (x, y), (to_x, to_y) = call.pixel(), call.pixel("end_box")
-    return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
+    return actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y)
 
 
-def _scroll(call: _Call) -> Action:
+def _scroll(call: _Call) -> actions.Action:
     """Half a screen, as the format has no distance; where nothing is named, in the middle."""
     width_px, height_px = call.seen.width_px, call.seen.height_px
     x, y = call.pixel() if "start_box" in call.arguments else (width_px // 2, height_px // 2)
     match call.text("direction").strip():
         case "down" | "up" as direction:
-            return Scroll(x=x, y=y, down_px=height_px // 2 if direction == "down" else -(height_px // 2))
+            return actions.Scroll(x=x, y=y, down_px=height_px // 2 if direction == "down" else -(height_px // 2))
         case "right" | "left" as direction:
-            return Scroll(x=x, y=y, right_px=width_px // 2 if direction == "right" else -(width_px // 2))
+            return actions.Scroll(x=x, y=y, right_px=width_px // 2 if direction == "right" else -(width_px // 2))
         case other:
             raise _Malformed(f"direction is {_shortened(other)}, not down, up, right or left")
 
 
-def _hotkey(call: _Call) -> Action:
+def _hotkey(call: _Call) -> actions.Action:
     keys = tuple(call.text("key").split())
     if not keys:
         raise _Malformed("key is empty, not names such as 'ctrl c'")
-    return PressKey(keys=keys)
+    return actions.PressKey(keys=keys)
 
 
-def _type(call: _Call) -> Action:
+def _type(call: _Call) -> actions.Action:
     text = call.text("content")
     if len(text) > MAX_TYPED_CHARACTERS:
         raise _Malformed(f"content has {len(text)} characters, more than {MAX_TYPED_CHARACTERS}")
-    return TypeText(text=text)
+    return actions.TypeText(text=text)
 
 
-_Maker = Callable[[_Call], Action | Finish]
+_Maker = Callable[[_Call], actions.Action | actions.Finish]
 _MAKERS: Mapping[str, _Maker] = {
-    "click": _at(Click),
-    "left_single": _at(Click),
-    "left_double": _at(DoubleClick),
-    "right_single": _at(RightClick),
-    "long_press": _at(LongPress),
+    "click": _at(actions.Click),
+    "left_single": _at(actions.Click),
+    "left_double": _at(actions.DoubleClick),
+    "right_single": _at(actions.RightClick),
+    "long_press": _at(actions.LongPress),
     "drag": _drag,
     "scroll": _scroll,
     "hotkey": _hotkey,
     "type": _type,
-    "open_app": lambda call: OpenApp(name=call.text("app_name")),
-    "press_home": lambda _: PressButton(button=Button.HOME),
-    "press_back": lambda _: PressButton(button=Button.BACK),
-    "wait": lambda _: Wait(duration_s=WAIT_S),
-    "finished": lambda call: Finish(success_claimed=True, answer=call.arguments.get("content") or None),
-    "call_user": lambda _: Finish(success_claimed=False),
+    "open_app": lambda call: actions.OpenApp(name=call.text("app_name")),
+    "press_home": lambda _: actions.PressButton(button=actions.Button.HOME),
+    "press_back": lambda _: actions.PressButton(button=actions.Button.BACK),
+    "wait": lambda _: actions.Wait(duration_s=WAIT_S),
+    "finished": lambda call: actions.Finish(success_claimed=True, answer=call.arguments.get("content") or None),
+    "call_user": lambda _: actions.Finish(success_claimed=False),
 }
 
 
@@ -172,7 +157,7 @@ class UiTars:
         resized_px = reach(answer.seen, self.image_settings)
         try:
             action = _MAKERS[name](_Call(arguments=_read_arguments(inside), seen=answer.seen, resized_px=resized_px))
-            return action if isinstance(action, Finish) else (action,)
+            return action if isinstance(action, actions.Finish) else (action,)
         except _Malformed as error:
             return _failure("tool_arguments", f"in {name}, {error}")
 

@@ -86,7 +86,6 @@ class SendingRecorder:
         self._has_more = asyncio.Event()
         self._is_drained = asyncio.Event()
         self._ids: dict[Reference, int] = {}
-        self._num_refused = 0
         self._is_failed = False
 
     @property
@@ -260,7 +259,6 @@ class SendingRecorder:
             self._ids |= new
             await asyncio.to_thread(self._save_ids, new)
         for error in answer.get("errors", []):
-            self._num_refused += 1
             logger.warning("the monitor refused one of %s, %s: %s", error["kind"], error["client_id"], error["error"])
 
     async def _request(self, content: bytes) -> Mapping[str, Any]:
@@ -281,7 +279,6 @@ class SendingRecorder:
         return parsed
 
     def _refuse(self, items: Sequence[SentItem], reason: str) -> None:
-        self._num_refused += len(items)
         for item in items[:3]:
             logger.warning("cannot send one of %s, %s: it %s", item.kind, item.client_id, reason)
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from cua_rl.rewards.reward import as_reward
 from cua_rl.rl.config import AdvantageKind, CreditSettings, RolloutAdvantageKind
+from cua_rl.rollout.branches import state_of
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Datum, Rollout, RolloutGroup, Turn
 
@@ -153,15 +154,6 @@ def turn_returns(rollout: Rollout, discount: float) -> tuple[float, ...]:
         following = earned + discount * following
         returns.append(as_reward(following + unsolved))
     return tuple(reversed(returns))
-
-
-def state_of(turn: Turn, *, moving_top: float) -> str | None:
-    """The state that a turn saw: the device's name for it, else the screenshot's without the share at the top that
-    moves by itself; None for text alone.
-    """
-    if turn.state or turn.agent.before is None:
-        return turn.state or None
-    return turn.agent.before.sha256_below(moving_top)
 
 
 def group_advantages(rewards: Sequence[float], kind: RolloutAdvantageKind) -> tuple[float, ...]:

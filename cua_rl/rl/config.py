@@ -137,9 +137,10 @@ class LoopConfig(LearningConfig):
     @chz.validate
     def _branches_can_be_compared(self) -> None:
         siblings = self.branching.num_siblings
-        if siblings and self.group_size < siblings + 2:
+        if siblings and self.branching.num_parents(self.group_size) < 1:
+            least = self.branching.least_whole
             raise ValueError(
-                f"branching.num_siblings: expected at most group_size - 2, because a group has a whole rollout, a "
+                f"branching.num_siblings: expected at most group_size - {1 + least}: {least} without siblings, a "
                 f"parent and its siblings, got {siblings} with group_size={self.group_size}; change one of them"
             )
         is_refused = self.curriculum.replay_successes or self.loss.normalisation == "sequence_mean"

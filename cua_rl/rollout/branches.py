@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from statistics import fmean
 from typing import Literal
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAIT_S = 5.0  # for a program to draw, or to be ready for an action
 
-ForkRule = Literal["random_turn", "highest_entropy"]
+ForkRule = Literal["random_turn", "highest_entropy", "first_disagreement", "before_failure"]
+_PARTINGS = ("first_disagreement", "before_failure")  # compare whole rollouts with each other
 
 
 @chz.chz
@@ -48,12 +50,19 @@ class BranchingSettings:
     at: ForkRule = setting(
         "random_turn",
         "turn from which siblings continue, chosen by the group's rollouts without siblings: random_turn: at random "
-        "among theirs; highest_entropy: that at which their sampled answers were least likely on average",
+        "among theirs; highest_entropy: that at which their sampled answers were least likely on average; "
+        "first_disagreement: where two of them first went on differently from the same state; before_failure: where a "
+        "failed one last saw a state that a solved one saw, too",
     )
 
+    @property
+    def least_whole(self) -> int:
+        """How many rollouts of a group have no siblings, at least: two where they are compared with each other."""
+        return 2 if self.at in _PARTINGS else 1
+
     def num_parents(self, group_size: int) -> int:
-        """How many rollouts of a group have siblings, at least one rollout being whole."""
-        return (group_size - 1) // (1 + self.num_siblings) if self.num_siblings else 0
+        """How many rollouts of a group have siblings."""
+        return (group_size - self.least_whole) // (1 + self.num_siblings) if self.num_siblings else 0
 
     def num_begun(self, group_size: int) -> int:
         """How many rollouts of a group begin with its task."""
@@ -91,8 +100,30 @@ class Fork:
 BEGINNING = Fork()
 
 
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """Where the siblings of any parent go on: at a turn, or before it where the parent first sees a state."""
+
+    turn: int  # at least 1
+    state: str | None = None
+
+    def turn_of(self, parent: Rollout, moving_top: float) -> int:
+        """The parent's turn; whether it is this one depends on nothing that the parent did from there on."""
+        before = parent.turns[1 : self.turn] if self.state else ()
+        return next((turn.index for turn in before if state_of(turn, moving_top) == self.state), self.turn)
+
+
+def state_of(turn: Turn, moving_top: float) -> str | None:
+    """The state that a turn saw: the device's name for it, else the screenshot's without the share at the top that
+    moves by itself; None for text alone.
+    """
+    if turn.state or turn.agent.before is None:
+        return turn.state or None
+    return turn.agent.before.sha256_below(moving_top)
+
+
 def find_forks(
-    first: Sequence[Rollout], settings: BranchingSettings, num_parents: int, seed: int | None
+    first: Sequence[Rollout], settings: BranchingSettings, num_parents: int, seed: int | None, moving_top: float = 0.0
 ) -> dict[int, Fork]:
     """Where each sibling goes on, by its place in the group; the last rollouts of those that began are the parents.
 
@@ -102,8 +133,9 @@ def find_forks(
     random, forks = Random(seed), dict[int, Fork]()
     whole = [rollout for rollout in first[:-num_parents] if rollout.reward is not None]
     for place, parent in enumerate(first[-num_parents:]):
-        turn = choose_turn(whole, settings.at, random)
-        if turn is not None and turn < len(parent.turns) and parent.reward is not None:
+        point = choose_fork(whole, settings.at, random, moving_top)
+        turn = point.turn_of(parent, moving_top) if point else len(parent.turns)
+        if turn < len(parent.turns) and parent.reward is not None:
             moment = parent.moments[turn - 1] if parent.moments else None
             if parent.moments and moment is None:
                 continue
@@ -112,25 +144,44 @@ def find_forks(
                 turns=parent.turns[:turn],
                 moment=moment,
                 arrival=None if parent.moments else parent.turns[turn],  # the turns are done again
+                moving_top=moving_top,
             )
             start = len(first) + place * settings.num_siblings
             forks |= dict.fromkeys(range(start, start + settings.num_siblings), fork)
     return forks
 
 
-def choose_turn(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> int | None:
-    """The index of the fork turn, at least 1; None if no whole rollout took a second turn.
+def choose_fork(whole: Sequence[Rollout], rule: ForkRule, random: Random, moving_top: float = 0.0) -> ForkPoint | None:
+    """Where a parent's siblings go on; a random turn where a rule finds none, None if nobody took a second turn.
 
     Minus the log-probability of a sampled answer is an unbiased estimate of the entropy of all answers there.
     """
-    surprises: defaultdict[int, list[float]] = defaultdict(list)
-    for turn in (turn for rollout in whole for turn in rollout.turns[1:]):
-        surprises[turn.index].append(-sum(turn.model.sampling_logprobs))
-    if not surprises:
-        return None
-    if rule == "random_turn":
-        return random.choice([index for index, found in sorted(surprises.items()) for _ in found])
-    return max(sorted(surprises), key=lambda index: fmean(surprises[index]))
+    turns = [turn for rollout in whole for turn in rollout.turns[1:]]
+    if rule == "highest_entropy" and turns:
+        surprises: defaultdict[int, list[float]] = defaultdict(list)
+        for turn in turns:
+            surprises[turn.index].append(-sum(turn.model.sampling_logprobs))
+        return ForkPoint(max(sorted(surprises), key=lambda index: fmean(surprises[index])))
+    parted = find_parting(whole, rule, moving_top) if rule in _PARTINGS else None
+    return parted or (ForkPoint(random.choice(turns).index) if turns else None)
+
+
+def find_parting(whole: Sequence[Rollout], rule: ForkRule, moving_top: float) -> ForkPoint | None:
+    """The first state from which rollouts went on to different ones, or the last that failed and solved ones saw."""
+    visits: defaultdict[str, list[tuple[int, int, str | None, bool]]] = defaultdict(list)
+    for member, rollout in enumerate(whole):
+        names = [state_of(turn, moving_top) for turn in rollout.turns]
+        for index, (name, following) in enumerate(pairwise((*names, None))):
+            if index and name:
+                visits[name].append((index, member, following, rollout.success))
+    points = list[tuple[int, int, str]]()
+    for name, seen in visits.items():
+        turns, members, following, successes = map(set, zip(*seen, strict=True))
+        if rule == "before_failure" and len(successes) > 1:
+            points.append((-max(turns), max(turns), name))
+        elif rule == "first_disagreement" and len(members) > 1 and len(following) > 1:
+            points.append((min(turns), max(turns), name))
+    return ForkPoint(*min(points)[1:]) if points else None
 
 
 async def take_moment(

@@ -109,8 +109,10 @@ async def run_group(
     attempts = await run_members(dict.fromkeys(members or range(num_first), BEGINNING))
     if parents:
         seed = job.params.seeded(index, "forks").seed
-        forks = find_forks([tried[-1] for tried in attempts], job.branching, num_parents, seed)
-        attempts += await run_members({at: replace(fork, moving_top=job.moving_top) for at, fork in forks.items()})
+        begun = [tried[-1] for tried in attempts]
+        attempts += await run_members(
+            await asyncio.to_thread(find_forks, begun, job.branching, num_parents, seed, job.moving_top)
+        )
     rollouts = [replace(rollout, moments=()) for tried in attempts for rollout in tried]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(

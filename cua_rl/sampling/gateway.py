@@ -245,7 +245,7 @@ class Gateway:
                     answer, to_store = await self._answer(rollout_id, rollout, request, api, is_trained=is_trained)
             except ContextOverflow:
                 if watch is not None and is_trained:  # other requests are not the policy's work
-                    watch.overflowed()
+                    watch.is_out_of_context = True
                 raise
             except (SamplingError, ConfigError) as error:
                 if watch is not None and not isinstance(error, RequestRejected):

@@ -163,13 +163,9 @@ class Account:
             self._flops["lora"] += 2 * trained * (shape.vision_lora * patches + shape.merger_lora * tokens)
             self._counts["encoded_images"] += 1
 
-    def add_reused_images(self, count: int) -> None:
-        """Count images whose features came from the cache."""
-        self._counts["reused_images"] += count
-
-    def add_memory_retry(self) -> None:
-        """Count a request that was tried again because memory ran out."""
-        self._counts["memory_retries"] += 1
+    def count(self, name: str, number: int) -> None:
+        """Count images whose features came from the cache, or requests that were repeated because memory ran out."""
+        self._counts[name] += number
 
     @property
     def num_encoded_images(self) -> int:

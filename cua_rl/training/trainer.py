@@ -216,7 +216,7 @@ class Trainer:
         # the error is gone, and with its traceback the tensors of the first attempt
         before, self._row_tokens = self._row_tokens, max(1, self._row_tokens // 2)
         self.model.recompute_activations()
-        self.account.add_memory_retry()
+        self.account.count("memory_retries", 1)
         release_memory()
         logger.warning(
             "out of memory with micro_batch_tokens=%d: trying again with %d and gradient_checkpointing=true, and so "
@@ -424,7 +424,7 @@ class Trainer:
         encoded_before = self.account.num_encoded_images
         with torch.no_grad():
             features = self._cache.features(images.values(), partial(self._encode, batch))
-        self.account.add_reused_images(len(images) - (self.account.num_encoded_images - encoded_before))
+        self.account.count("reused_images", len(images) - (self.account.num_encoded_images - encoded_before))
         return features
 
     def _encode(self, batch: _Batch, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:

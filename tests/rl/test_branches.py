@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.config import AdvantageKind, LoopConfig
 from cua_rl.rl.datums import build_batch, count_retokenised
-from cua_rl.rollout.branches import BranchingSettings, ForkRule, choose_turn, find_forks
+from cua_rl.rollout.branches import BranchingSettings, ForkPoint, ForkRule, choose_fork, find_forks
 from cua_rl.training.config import LossConfig
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Reward, Rollout
@@ -23,6 +23,11 @@ from tests.builders import IMAGE_TOKEN, encoded_image, group, model_turn, prompt
 from tests.rl.test_turn_credit import PATHS, POLICY, Path, chances, policy_gradient, score_direction
 
 FIRST_TOKEN = 20  # of the actions, by state and action
+
+
+def judged(one: Rollout, *, is_solved: bool) -> Rollout:
+    assert one.validation is not None
+    return replace(one, validation=replace(one.validation, success=is_solved))
 
 
 @cache
@@ -37,6 +42,8 @@ def played(path: Path, name: str, *, parent: str = "", fork_turn: int = 0) -> Ro
         for index, (state, action) in enumerate(path.steps)
     ]
     one = replace(rollout(*turns, rollout_id=name), reward=Reward(total=path.reward, parts={}))
+    seen = tuple(replace(turn, state=str(state)) for turn, (state, _) in zip(one.turns, path.steps, strict=True))
+    one = judged(replace(one, turns=seen), is_solved=path.is_solved)
     return replace(one, parent_id=parent, fork_turn=fork_turn) if parent else one
 
 
@@ -107,11 +114,73 @@ def test_the_fork_is_where_whole_rollouts_were_least_certain_and_never_at_the_fi
 
     whole = [answering(-9.0, -1.0, -2.0), answering(-9.0, -1.5, -0.1, -1.2)]
     # means of the second turns 1.25, of the third 1.05, and 1.2
-    assert choose_turn(whole, "highest_entropy", Random(0)) == 1
-    assert choose_turn([*whole, answering(0.0, 0.0, -5.0)], "highest_entropy", Random(0)) == 2
-    assert {choose_turn(whole, "random_turn", Random(seed)) for seed in range(50)} == {1, 2, 3}
-    assert choose_turn([answering(-1.0)], "random_turn", Random(0)) is None
-    assert choose_turn([], "highest_entropy", Random(0)) is None
+    assert choose_fork(whole, "highest_entropy", Random(0)) == ForkPoint(1)
+    assert choose_fork([*whole, answering(0.0, 0.0, -5.0)], "highest_entropy", Random(0)) == ForkPoint(2)
+    drawn = {choose_fork(whole, "random_turn", Random(seed)) for seed in range(50)}
+    assert drawn == {ForkPoint(1), ForkPoint(2), ForkPoint(3)}
+    assert choose_fork([answering(-1.0)], "random_turn", Random(0)) is None
+    assert choose_fork([], "highest_entropy", Random(0)) is None
+
+
+def seeing(states: str, *, is_solved: bool = False) -> Rollout:
+    """A rollout whose turns saw these states, a letter each."""
+    one = made(len(states), float(is_solved), states)
+    turns = tuple(replace(turn, state=state) for turn, state in zip(one.turns, states, strict=True))
+    return judged(replace(one, turns=turns), is_solved=is_solved)
+
+
+def test_the_fork_is_where_whole_rollouts_first_went_on_differently_from_a_state() -> None:
+    def first(*states: str) -> ForkPoint | None:
+        return choose_fork([seeing(one) for one in states], "first_disagreement", Random(0))
+
+    # both go on from b to c, and from c elsewhere, the second one turn later; d and f are seen once
+    assert first("abcd", "axbcf") == ForkPoint(3, "c")
+    assert first("abc", "abcd") == ForkPoint(2, "c")  # one ended there
+    assert first("abcde", "abxde", "abcdf") == ForkPoint(1, "b")  # the first of two
+    # where they never part, the turn is random: from their beginning all are different anyway
+    assert first("abc", "abc") in (ForkPoint(1), ForkPoint(2))
+    assert first("ab", "ac") == ForkPoint(1)
+    assert first("a", "a") is None
+
+
+def test_the_fork_is_where_a_failed_rollout_could_last_have_succeeded() -> None:
+    solved = seeing("abcd", is_solved=True)
+
+    def last(*members: Rollout) -> ForkPoint | None:
+        return choose_fork(members, "before_failure", Random(0))
+
+    assert last(solved, seeing("abcxyz")) == ForkPoint(2, "c")
+    assert last(solved, seeing("axxbxx")) == ForkPoint(3, "b")
+    assert last(solved, seeing("abx"), seeing("abcx")) == ForkPoint(2, "c")
+    # without a success, without a failure, or without a common state the turn is random
+    for members in ([seeing("abc"), seeing("abd")], [solved, solved], [solved, seeing("axyz")]):
+        point = last(*members)
+        assert point is not None
+        assert point.state is None
+
+
+def test_siblings_go_on_where_their_parent_first_sees_the_state_and_at_the_turn_at_the_latest() -> None:
+    point = ForkPoint(3, "c")
+
+    turns = {states: point.turn_of(seeing(states), 0.0) for states in ("abcde", "acbde", "abdec", "cabde")}
+
+    assert turns == {"abcde": 2, "acbde": 1, "abdec": 3, "cabde": 3}  # never at the first turn
+    assert ForkPoint(3).turn_of(seeing("abcde"), 0.0) == 3
+
+
+def test_states_without_names_are_told_apart_by_their_pictures() -> None:
+    def pictured(states: str) -> Rollout:
+        one = seeing(states)
+        turns = [
+            replace(turn, state="", agent=replace(turn.agent, before=encoded_image(turn.state.encode())))
+            for turn in one.turns
+        ]
+        return replace(one, turns=tuple(turns))
+
+    point = choose_fork([pictured("abcd"), pictured("abce")], "first_disagreement", Random(0))
+
+    assert point == ForkPoint(2, encoded_image(b"c").sha256)
+    assert point.turn_of(pictured("acxx"), 0.0) == 1
 
 
 def test_a_parent_that_ended_before_its_fork_turn_has_no_siblings() -> None:
@@ -138,6 +207,11 @@ def test_a_group_of_eight_has_so_many_parents(num_siblings: int, expected: int) 
     assert BranchingSettings(num_siblings=num_siblings).num_parents(8) == expected
 
 
+@pytest.mark.parametrize("at", ["first_disagreement", "before_failure"])
+def test_whole_rollouts_that_are_compared_are_two_at_least(at: ForkRule) -> None:
+    assert [BranchingSettings(num_siblings=1, at=at).num_parents(size) for size in (3, 4, 7, 8)] == [0, 1, 2, 3]
+
+
 def test_settings_that_cannot_be_compared_are_refused() -> None:
     assert (
         LoopConfig(advantages="leave_one_out", branching=BranchingSettings(num_siblings=2)).branching.num_siblings == 2
@@ -152,6 +226,10 @@ def test_settings_that_cannot_be_compared_are_refused() -> None:
         )
     with pytest.raises(ValueError, match="group_size - 2"):
         LoopConfig(advantages="leave_one_out", branching=BranchingSettings(num_siblings=3))
+    by_state = BranchingSettings(num_siblings=2, at="first_disagreement")
+    with pytest.raises(ValueError, match="group_size - 3"):
+        LoopConfig(advantages="leave_one_out", branching=by_state)  # of four
+    assert LoopConfig(advantages="leave_one_out", branching=by_state, group_size=5).branching.num_parents(5) == 1
 
 
 def continuations(path: Path, fork_turn: int) -> Iterator[tuple[Path, float]]:
@@ -168,10 +246,11 @@ def continuations(path: Path, fork_turn: int) -> Iterator[tuple[Path, float]]:
     yield from ((other, other.probability(POLICY) / total) for other in shared)
 
 
-def trees(fork_turn: int, num_siblings: int, name: str) -> Iterator[tuple[list[Rollout], float]]:
+def trees(point: ForkPoint | None, num_siblings: int, name: str) -> Iterator[tuple[list[Rollout], float]]:
     """All trees of a parent with a fork there, or alone if it ends before, each with its probability."""
     for parent in PATHS:
         chance = parent.probability(POLICY)
+        fork_turn = point.turn_of(played(parent, name), 0.0) if point else len(parent.steps)
         if len(parent.steps) <= fork_turn:
             yield [played(parent, name)], chance
             continue
@@ -204,45 +283,59 @@ def trained_estimate(members: Sequence[Rollout]) -> NDArray[np.float64]:
     return total / batch.num_rollouts
 
 
-Choose = Callable[[Path], Sequence[tuple[int | None, float]]]
+Choose = Callable[[Sequence[Path]], Sequence[tuple[ForkPoint | None, float]]]
 
 
-def expected_estimate(choose: Choose, num_siblings: int, num_trees: int = 1) -> NDArray[np.float64]:
-    """The mean over all groups of a whole rollout and trees, each with its probability."""
+def expected_estimate(
+    choose: Choose, num_siblings: int, *, num_trees: int = 1, num_whole: int = 1
+) -> NDArray[np.float64]:
+    """The mean over all groups of whole rollouts and trees, each with its probability."""
     total = np.zeros_like(POLICY)
-    for whole in PATHS:
-        for turn, chosen in choose(whole):
-            fork_turn = len(whole.steps) + 9 if turn is None else turn
-            grown = [list(trees(fork_turn, num_siblings, f"t{number}")) for number in range(num_trees)]
+    for whole in product(PATHS, repeat=num_whole):
+        members = [played(path, f"whole-{number}") for number, path in enumerate(whole)]
+        for point, chosen in choose(whole):
+            grown = [list(trees(point, num_siblings, f"t{number}")) for number in range(num_trees)]
             for combined in product(*grown):
-                weight = whole.probability(POLICY) * chosen * prod(one for _, one in combined)
-                total += weight * estimate([played(whole, "whole"), *(one for own, _ in combined for one in own)])
+                weight = chosen * prod(path.probability(POLICY) for path in whole) * prod(one for _, one in combined)
+                total += weight * estimate([*members, *(one for own, _ in combined for one in own)])
     return total
 
 
 def by_rule(rule: ForkRule) -> Choose:
-    def choose(whole: Path) -> Sequence[tuple[int | None, float]]:
-        drawn = [choose_turn([played(whole, "whole")], rule, Random(seed)) for seed in range(40)]
-        return [(turn, drawn.count(turn) / len(drawn)) for turn in sorted(set(drawn), key=str)]
+    def choose(whole: Sequence[Path]) -> Sequence[tuple[ForkPoint | None, float]]:
+        members = [played(path, "whole") for path in whole]
+        drawn = [choose_fork(members, rule, Random(seed)) for seed in range(40)]
+        return [(point, drawn.count(point) / len(drawn)) for point in sorted(set(drawn), key=str)]
 
     return choose
 
 
-@pytest.mark.parametrize(("rule", "num_siblings"), [("random_turn", 1), ("highest_entropy", 1), ("highest_entropy", 2)])
-def test_the_expected_gradient_is_the_policy_gradient(rule: ForkRule, num_siblings: int) -> None:
-    assert expected_estimate(by_rule(rule), num_siblings) == pytest.approx(policy_gradient(), abs=1e-7)
+@pytest.mark.parametrize(
+    ("rule", "num_siblings", "num_whole"),
+    [
+        ("random_turn", 1, 1),
+        ("highest_entropy", 1, 1),
+        ("highest_entropy", 2, 1),
+        ("first_disagreement", 1, 2),
+        ("before_failure", 1, 2),
+    ],
+)
+def test_the_expected_gradient_is_the_policy_gradient(rule: ForkRule, num_siblings: int, num_whole: int) -> None:
+    found = expected_estimate(by_rule(rule), num_siblings, num_whole=num_whole)
+    assert found == pytest.approx(policy_gradient(), abs=1e-7)
 
 
 def test_two_trees_beside_a_whole_rollout_have_the_same_expected_gradient() -> None:
-    def late(whole: Path) -> Sequence[tuple[int | None, float]]:
-        return [(2 if whole.is_solved else None, 1.0)]  # few enough groups to enumerate
+    def late(whole: Sequence[Path]) -> Sequence[tuple[ForkPoint | None, float]]:
+        # few enough groups to enumerate; the fork is where a parent comes to state 1, or at its last turn
+        return [(ForkPoint(2, "1") if whole[0].is_solved else None, 1.0)]
 
     assert expected_estimate(late, 1, num_trees=2) == pytest.approx(policy_gradient(), abs=1e-7)
 
 
 def test_what_is_trained_is_the_estimate() -> None:
     whole = [played(path, "whole") for path in PATHS[::3]]
-    for one, (own, _) in product(whole, list(trees(1, 1, "t"))[::7]):
+    for one, (own, _) in product(whole, list(trees(ForkPoint(1), 1, "t"))[::7]):
         assert trained_estimate([one, *own]) == pytest.approx(estimate([one, *own]), abs=1e-12)
 
 

@@ -15,9 +15,10 @@ from PIL import Image
 from cua_rl.environments.phone.simulator.device import SimulatedPhone, take_screenshot
 from cua_rl.environments.phone.simulator.start import make_phone_state
 from cua_rl.environments.phone.simulator.state import PhoneState
-from cua_rl.rl.advantages import group_advantages, score_group, state_of, turn_returns
+from cua_rl.rl.advantages import group_advantages, score_group, turn_returns
 from cua_rl.rl.config import AdvantageKind, CreditSettings
 from cua_rl.rl.datums import build_batch
+from cua_rl.rollout.branches import state_of
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.rollout import AgentTurn, Reward, Rollout, StopReason
 from tests.builders import IMAGE_TOKEN, encoded_image, group, model_turn, prompt, rollout, text
@@ -164,9 +165,9 @@ def test_what_moves_at_the_top_of_a_screenshot_makes_no_other_state() -> None:
         for shown in ((1, 5), (2, 5), (1, 6))
     ]
 
-    assert state_of(now, moving_top=0.0) != state_of(later, moving_top=0.0)
-    assert state_of(now, moving_top=0.1) == state_of(later, moving_top=0.1) != state_of(elsewhere, moving_top=0.1)
-    assert state_of(now, moving_top=0.05) != state_of(later, moving_top=0.05)
+    assert state_of(now, 0.0) != state_of(later, 0.0)
+    assert state_of(now, 0.1) == state_of(later, 0.1) != state_of(elsewhere, 0.1)
+    assert state_of(now, 0.05) != state_of(later, 0.05)
 
 
 def test_pictures_below_the_top_are_told_apart_by_what_they_show() -> None:

@@ -240,7 +240,7 @@ class OtherPhones(UncopiedPhones):
 
 
 @pytest.mark.parametrize("backend", [SimulatedPhones, UncopiedPhones])
-@pytest.mark.parametrize("rule", ["random_turn", "highest_entropy"])
+@pytest.mark.parametrize("rule", ["random_turn", "highest_entropy", "first_disagreement", "before_failure"])
 async def test_siblings_go_on_exactly_from_a_turn_of_their_parent(rule: Any, backend: type[SimulatedPhones]) -> None:
     for number in range(3):
         task = long_task(number)

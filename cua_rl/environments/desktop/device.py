@@ -14,19 +14,7 @@ from cua_rl.environments.desktop.png_bands import BandedPng
 from cua_rl.environments.desktop.session import DesktopSession
 from cua_rl.environments.desktop.x_screen import RIGHT, XScreen
 from cua_rl.environments.device import ActionRejected, DeviceAbilities
-from cua_rl.types.actions import (
-    Action,
-    Click,
-    DoubleClick,
-    Drag,
-    LongPress,
-    MoveMouse,
-    PressKey,
-    RightClick,
-    Scroll,
-    TypeText,
-    Wait,
-)
+from cua_rl.types import actions
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 
@@ -94,9 +82,9 @@ class LinuxDesktop:
         self._last_seen = await self._in_thread(_observe, self._open_screen(), self._packer, self._last_seen)
         return self._last_seen
 
-    async def execute(self, action: Action) -> None:
+    async def execute(self, action: actions.Action) -> None:
         """Do one action and wait until nothing has been drawn for a moment, at most a third of a second."""
-        if isinstance(action, Wait):
+        if isinstance(action, actions.Wait):
             await asyncio.sleep(action.duration_s)
             return
         await self._in_thread(_do, self._open_screen(), action)
@@ -216,25 +204,25 @@ def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> E
     return EncodedImage(data=packer.encode(bgra, width_px), format="png", width_px=width_px, height_px=height_px)
 
 
-def _do(screen: XScreen, action: Action) -> None:
+def _do(screen: XScreen, action: actions.Action) -> None:
     match action:
-        case Click(x=x, y=y):
+        case actions.Click(x=x, y=y):
             screen.click(x, y)
-        case DoubleClick(x=x, y=y):
+        case actions.DoubleClick(x=x, y=y):
             screen.click(x, y, times=2)
-        case RightClick(x=x, y=y):
+        case actions.RightClick(x=x, y=y):
             screen.click(x, y, button=RIGHT)
-        case LongPress(x=x, y=y, duration_s=duration_s):
+        case actions.LongPress(x=x, y=y, duration_s=duration_s):
             screen.click(x, y, hold_s=duration_s)
-        case MoveMouse(x=x, y=y):
+        case actions.MoveMouse(x=x, y=y):
             screen.move(x, y)
-        case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
+        case actions.Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
             screen.drag(x, y, to_x, to_y, duration_s)
-        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+        case actions.Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
             screen.scroll(x, y, down_px=down_px, right_px=right_px)
-        case TypeText(text=text):
+        case actions.TypeText(text=text):
             screen.type_text(text)
-        case PressKey(keys=keys):
+        case actions.PressKey(keys=keys):
             screen.press_keys(keys)
         case _:
             raise ActionRejected("A desktop has no such button: use mouse and keyboard.")
