@@ -1,8 +1,8 @@
 """Branches: some rollouts of a group go on from a turn of another one, so that only what they do after it differs.
 
 A group's rollouts are of three kinds. Whole ones run from beginning to end. So do parents, each of which has siblings
-that go on from its fork turn. The fork turn depends on the whole rollouts alone: if it depended on what the parent did
-from that turn on, the parent's own continuation would not be one like those of its siblings (docs/losses.md).
+that go on from its fork turn. This depends only on the whole rollouts and on states that the parent saw by then: if it
+depended on what the parent did there, its own continuation would not be like those of its siblings (docs/losses.md).
 """
 
 import asyncio
