@@ -110,9 +110,8 @@ async def run_group(
     if parents:
         seed = job.params.seeded(index, "forks").seed
         begun = [tried[-1] for tried in attempts]
-        attempts += await run_members(
-            await asyncio.to_thread(find_forks, begun, job.branching, num_parents, seed, job.moving_top)
-        )
+        forks = await asyncio.to_thread(find_forks, begun, job.branching, num_parents, seed, job.moving_top)
+        attempts += await run_members(forks)
     rollouts = [replace(rollout, moments=()) for tried in attempts for rollout in tried]
     survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(

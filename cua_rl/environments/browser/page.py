@@ -18,7 +18,7 @@ from cua_rl.environments.browser.page_scripts import SETTLED
 from cua_rl.environments.browser.page_site import CopiedSite, PageSite
 from cua_rl.environments.browser.settings import PageSettings
 from cua_rl.environments.device import Device
-from cua_rl.types.actions import Action, MoveMouse
+from cua_rl.types.actions import Action, MoveMouse, Wait
 from cua_rl.types.conversation import EncodedImage
 from cua_rl.types.errors import AbsentError, DeviceError, DeviceTimeoutError, TaskError, UnusableError, boundary
 from cua_rl.types.json_values import mapping, sequence
@@ -155,6 +155,8 @@ class BrowserPage:
         if not isinstance(site := self.site, CopiedSite):
             return None
         self._is_copying = True
+        if self._unanswered:  # what the page has asked may change both
+            await _happens(self._answered, time.monotonic() + self.settings.settle_timeout_s)
         state_of_site = await site.snapshot()
         self._is_copying = False
         if state_of_site is None:
@@ -203,6 +205,7 @@ class BrowserPage:
             if state.mouse is not None:
                 await self.execute(MoveMouse(x=state.mouse[0], y=state.mouse[1]))
             await self.evaluate(FILL, state.document)
+            await self.execute(Wait(duration_s=0.0))  # until what hears of the focus has asked the site
             document = mapping(await self.evaluate(READ, address))
         state.require_same(document, self.device_id)
         await self._restore_site(site, state)  # and so may what hears of the focus and of the mouse
@@ -290,7 +293,8 @@ class BrowserPage:
     async def _settle(self) -> None:
         """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
         settings, began = self.settings, time.monotonic()
-        quiet_by, answered_by = began + settings.settle_timeout_s, began + settings.answer_timeout_s
+        quiet_by = began + settings.settle_timeout_s
+        answered_by = quiet_by if self._is_copying else began + settings.answer_timeout_s
         loaded_by = max(quiet_by, began + settings.load_timeout_s)
         while settings.quiet_ms:
             is_settled = await self._is_quiet(quiet_by - time.monotonic())

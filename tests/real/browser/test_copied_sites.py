@@ -72,7 +72,7 @@ else:
 
 
 MOVING = """
-import http.server, json, sys, urllib.parse
+import http.server, json, sys, time, urllib.parse
 from http.cookies import SimpleCookie
 
 notes = []
@@ -100,6 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         notes[:] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(b"")
     def do_POST(self):
+        time.sleep(0.2)
         notes.append(len(notes))
         self.answer(b"")
 
@@ -304,6 +305,7 @@ async def test_a_copy_has_what_history_focus_and_mouse_change_again(
         assert again.screen == snapshot.screen
         assert isinstance(again.state, PageState)
         assert isinstance(snapshot.state, PageState)
+        assert snapshot.state.site == (b"[0]" if click == "#name" else b"[]")
         assert [(cookie["name"], cookie["value"]) for cookie in again.state.cookies] == [
             (cookie["name"], cookie["value"]) for cookie in snapshot.state.cookies
         ]
