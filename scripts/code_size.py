@@ -26,8 +26,8 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 17_598,
-    "all code lines": 69_991,
+    "core code lines": 17_597,
+    "all code lines": 69_990,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

@@ -132,9 +132,9 @@ def find_forks(
     """
     random, forks = Random(seed), dict[int, Fork]()
     whole = [rollout for rollout in first[:-num_parents] if rollout.reward is not None]
+    points = fork_points(whole, settings.at, moving_top)
     for place, parent in enumerate(first[-num_parents:]):
-        point = choose_fork(whole, settings.at, random, moving_top)
-        turn = point.turn_of(parent, moving_top) if point else len(parent.turns)
+        turn = random.choice(points).turn_of(parent, moving_top) if points else len(parent.turns)
         if turn < len(parent.turns) and parent.reward is not None:
             moment = parent.moments[turn - 1] if parent.moments else None
             if parent.moments and moment is None:
@@ -151,19 +151,18 @@ def find_forks(
     return forks
 
 
-def choose_fork(whole: Sequence[Rollout], rule: ForkRule, random: Random, moving_top: float = 0.0) -> ForkPoint | None:
-    """Where a parent's siblings go on; a random turn where a rule finds none, None if nobody took a second turn.
-
-    Minus the log-probability of a sampled answer is an unbiased estimate of the entropy of all answers there.
+def fork_points(whole: Sequence[Rollout], rule: ForkRule, moving_top: float = 0.0) -> list[ForkPoint]:
+    """Where a parent's siblings may go on, each as likely: any turn where a rule finds none, nowhere without a second
+    turn. Minus the log-probability of a sampled answer is an unbiased estimate of the entropy of all answers there.
     """
     turns = [turn for rollout in whole for turn in rollout.turns[1:]]
     if rule == "highest_entropy" and turns:
         surprises: defaultdict[int, list[float]] = defaultdict(list)
         for turn in turns:
             surprises[turn.index].append(-sum(turn.model.sampling_logprobs))
-        return ForkPoint(max(sorted(surprises), key=lambda index: fmean(surprises[index])))
+        return [ForkPoint(max(sorted(surprises), key=lambda index: fmean(surprises[index])))]
     parted = find_parting(whole, rule, moving_top) if rule in _PARTINGS else None
-    return parted or (ForkPoint(random.choice(turns).index) if turns else None)
+    return [parted] if parted else [ForkPoint(turn.index) for turn in turns]
 
 
 def find_parting(whole: Sequence[Rollout], rule: ForkRule, moving_top: float) -> ForkPoint | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.config import AdvantageKind, LoopConfig
 from cua_rl.rl.datums import build_batch, count_retokenised
-from cua_rl.rollout.branches import BranchingSettings, ForkPoint, ForkRule, choose_fork, find_forks
+from cua_rl.rollout.branches import BranchingSettings, ForkPoint, ForkRule, find_forks, fork_points
 from cua_rl.training.config import LossConfig
 from cua_rl.types.errors import ConfigError
 from cua_rl.types.rollout import Reward, Rollout
@@ -23,6 +23,11 @@ from tests.builders import IMAGE_TOKEN, encoded_image, group, model_turn, prompt
 from tests.rl.test_turn_credit import PATHS, POLICY, Path, chances, policy_gradient, score_direction
 
 FIRST_TOKEN = 20  # of the actions, by state and action
+
+
+def choose_fork(whole: Sequence[Rollout], rule: ForkRule, random: Random) -> ForkPoint | None:
+    points = fork_points(whole, rule)
+    return random.choice(points) if points else None
 
 
 def judged(one: Rollout, *, is_solved: bool) -> Rollout:
